@@ -1,0 +1,252 @@
+/*
+ * Rendezvous from the program's side: listen publishes, connect offers, accept marks (ARCHITECTURE "Life of
+ * one connection", 1-3). Nothing here starts Go unless the other end is known to be one of ours.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+
+#include "../preload/real.h"
+#include "sys.h"
+
+#define REQUIRE_NS 1000000000ll /* SMCR_MODE=require: how long connect waits for the decision */
+#define TCP_IS_ESTABLISHED 1	/* enum of net/tcp_states.h, as sock_diag reports it */
+#ifndef IPPROTO_MPTCP
+#define IPPROTO_MPTCP 262
+#endif
+
+static int sockopt_int(int fd, int level, int name)
+{
+	int v = -1;
+	socklen_t len = sizeof v;
+
+	return sys(SYS_getsockopt, fd, level, name, &v, &len) == 0 ? v : -1;
+}
+
+static int is_tcp(int fd)
+{
+	int family = sockopt_int(fd, SOL_SOCKET, SO_DOMAIN);
+
+	return (family == AF_INET || family == AF_INET6) && sockopt_int(fd, SOL_SOCKET, SO_TYPE) == SOCK_STREAM &&
+	       sockopt_int(fd, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP;
+}
+
+static void set_kind(int fd, int kind)
+{
+	if ((unsigned)fd < FD_MAX)
+		atomic_store_explicit(&S->fd_kind[fd], (u8)kind, memory_order_release);
+}
+
+/* A vfork child borrows its parent's memory: it must not change what the parent knows. */
+static int borrowed(void)
+{
+	return (u32)sys(SYS_getpid) != S->pid;
+}
+
+/* ---- server ---- */
+
+static void publish(int fd)
+{
+	int r;
+
+	if (S->mode == MODE_OFF || borrowed() || !is_tcp(fd))
+		return;
+	r = reg_ready();
+	if (r == 0)
+		r = reg_listen(fd);
+	set_kind(fd, r == 0 ? FD_LISTENER : FD_PLAIN);
+}
+
+int h_listen(int fd, int backlog)
+{
+	int r = S->real->listen(fd, backlog);
+
+	if (r == 0 && kind_of(fd) <= FD_PLAIN) {
+		int e = errno;
+		publish(fd);
+		errno = e;
+	}
+	return r;
+}
+
+int h_accept4(int fd, struct sockaddr *sa, socklen_t *len, int flags)
+{
+	if (kind_of(fd) == FD_HIDDEN) {
+		errno = EBADF;
+		return -1;
+	}
+	if (kind_of(fd) == FD_UNKNOWN && S->mode != MODE_OFF && sockopt_int(fd, SOL_SOCKET, SO_ACCEPTCONN) == 1) {
+		/* Inherited (pre-fork over exec, inetd, socket activation): from now on its clients find us. */
+		int e = errno;
+		publish(fd);
+		errno = e;
+	}
+	int n = flags ? S->real->accept4(fd, sa, len, flags) : S->real->accept(fd, sa, len);
+
+	if (n < 0)
+		return n;
+	if (kind_of(n) != FD_UNKNOWN)
+		fd_closed(n); /* closed behind our back and reused */
+	if (kind_of(fd) == FD_LISTENER && S->engine != ENG_DEAD && !borrowed()) {
+		int e = errno;
+		sock_new(n, 1, S_ACCEPTED);
+		errno = e;
+	}
+	return n;
+}
+
+int h_accept(int fd, struct sockaddr *sa, socklen_t *len)
+{
+	return h_accept4(fd, sa, len, 0);
+}
+
+/* ---- client ---- */
+
+static int plain(int fd, u32 reason)
+{
+	set_kind(fd, FD_PLAIN);
+	count_tcp(reason);
+	return -1;
+}
+
+/* TCP options that SMC-R cannot carry, or that put data on the SYN. */
+static int opted_out(int fd)
+{
+	char ulp[16];
+	socklen_t len = sizeof ulp;
+
+	return sockopt_int(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT) == 1 || sockopt_int(fd, IPPROTO_TCP, TCP_REPAIR) == 1 ||
+	       (sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, ulp, &len) == 0 && len > 0);
+}
+
+/* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain. */
+static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie)
+{
+	int r;
+
+	if (S->mode == MODE_OFF || kind_of(fd) != FD_UNKNOWN || len < sizeof(struct sockaddr_in) ||
+	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed())
+		return -1;
+	if (reg_ready() < 0)
+		return -1;
+	r = reg_lookup(sa, len);
+	if (!is_tcp(fd))
+		return -1;
+	if (r < 0)
+		return plain(fd, (u32)-r);
+	if (S->engine == ENG_DEAD)
+		return plain(fd, S->engine_reason);
+	if (opted_out(fd))
+		return plain(fd, R_SOCKOPT);
+	r = engine_start(); /* before the offer: once somebody has claimed it, plain TCP is no longer possible */
+	if (r < 0)
+		return plain(fd, (u32)-r);
+	r = reg_offer(fd, cookie);
+	if (r < 0)
+		return plain(fd, (u32)-r);
+	reg_set_gid(r, *cookie, S->gid);
+	return r;
+}
+
+/* Leaves the socket in the state of one that was never connected: both ends see a reset. */
+static void disconnect(int fd)
+{
+	struct linger now = {1, 0};
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+
+	sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+	sys(SYS_connect, fd, &none, sizeof none);
+}
+
+/* 1 = plain TCP is agreed; 0 = a server has claimed in this very moment and would take our bytes for CLC. */
+static int take_back(int fd, int slot, u64 cookie, u32 reason)
+{
+	int ok = reg_withdraw(slot, cookie);
+
+	reg_done(slot, cookie);
+	plain(fd, reason);
+	if (!ok)
+		disconnect(fd);
+	return ok;
+}
+
+/* The kernel has connected (or loopback has, while the program is told EINPROGRESS). 0 or an errno. */
+static int offered(int fd, int slot, u64 cookie)
+{
+	struct diag d;
+	struct sock *s;
+
+	if (diag_mirror(fd, &d) < 0 || d.tcp_state != TCP_IS_ESTABLISHED)
+		return take_back(fd, slot, cookie, R_REMOTE) ? 0 : ECONNREFUSED;
+	s = sock_new(fd, 0, S_OFFERED);
+	if (!s)
+		return take_back(fd, slot, cookie, R_MEMORY) ? 0 : ECONNREFUSED;
+	s->b->slot = (u32)slot;
+	s->b->peer_cookie = d.cookie;
+	engine_post(REQ_CLIENT, s, (u64)slot);
+	return 0;
+}
+
+/* SMCR_MODE=require: the program learns from connect that there is no SMC-R. */
+static int insist(int fd)
+{
+	struct sock *s = kind_of(fd) == FD_SOCK ? sock_get(fd, 0) : 0;
+	i64 until = now_ns() + REQUIRE_NS;
+	int ok = 0;
+
+	if (s) {
+		u32 st;
+		while ((st = atomic_load(&s->b->state)) == S_OFFERED || st == S_CLC) {
+			if (now_ns() >= until) {
+				sock_leave(s, R_UNCLAIMED);
+				break;
+			}
+			lane_wait(s, 0, until);
+		}
+		ok = atomic_load(&s->b->state) == S_ACTIVE;
+		sock_put(s);
+	}
+	if (ok)
+		return 0;
+	disconnect(fd);
+	errno = ECONNREFUSED;
+	return -1;
+}
+
+int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
+{
+	u64 cookie = 0;
+
+	if (kind_of(fd) == FD_HIDDEN) {
+		errno = EBADF;
+		return -1;
+	}
+	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN;
+	int slot = sa ? offer(fd, sa, len, &cookie) : -1;
+
+	errno = before;
+	int r = S->real->connect(fd, sa, len), e = errno;
+
+	if (slot >= 0) {
+		if (r == 0 || e == EINPROGRESS) {
+			int bad = offered(fd, slot, cookie);
+			if (bad) {
+				errno = bad;
+				return -1;
+			}
+		} else {
+			reg_withdraw(slot, cookie);
+			reg_done(slot, cookie);
+		}
+	} else if (r < 0 && e != EINPROGRESS && fresh && kind_of(fd) == FD_PLAIN) {
+		set_kind(fd, FD_UNKNOWN); /* the program may try again, elsewhere */
+	}
+	if (S->mode == MODE_REQUIRE && fresh && (r == 0 || e == EINPROGRESS) && sa &&
+	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
+		return insist(fd);
+	errno = e;
+	return r;
+}

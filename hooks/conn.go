@@ -1,0 +1,453 @@
+package hooks
+
+// #include "shim.h"
+import "C"
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"libsmcr/abi/clc"
+	"libsmcr/engine"
+)
+
+// How long a client leaves its offer open (ARCHITECTURE "Life of one connection", 4).
+const (
+	firstLook    = 20 * time.Millisecond // a listener that the registry does not know answers for the port: nobody will claim
+	claimTimeout = 2 * time.Second       // accepted, but not claimed
+	lookEvery    = 500 * time.Millisecond
+	stageTimeout = 20 * time.Millisecond // a sender waits for room in staging
+	settleTime   = 100 * time.Millisecond
+	halfEvery    = 50 * time.Millisecond
+)
+
+// Edges only: a peer that sends half a message and stops must not keep the loop busy.
+const (
+	watchCLC    = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET
+	watchFlush  = unix.EPOLLOUT
+	watchActive = unix.EPOLLRDHUP | unix.EPOLLET // ERR and HUP come unasked; stray bytes are seen by their FIN
+)
+
+// maxCLC is longer than any CLC message that RFC 7609 or SMC-R v2 knows.
+const maxCLC = 4096
+
+// endError: the peer's end of the TCP connection is closed or reset.
+type endError struct{ err error } // nil: EOF
+
+func (e *endError) Error() string {
+	if e.err == nil {
+		return "the peer closed the TCP connection during the handshake"
+	}
+	return "the TCP connection ended during the handshake: " + e.err.Error()
+}
+
+func (e *endError) Unwrap() error { return e.err }
+
+type phase uint8
+
+const (
+	phaseOffered phase = iota // client: waits for a claim
+	phaseCLC                  // the engine negotiates
+	phaseFlush                // staged bytes go out over TCP
+	phaseActive               // C carries the bytes; only the end of the TCP socket is watched
+	phaseDone                 // plain TCP, or closed
+)
+
+// conn is what the loop knows of one connection; the sock and its block (shim.h) are what the program sees of it.
+type conn struct {
+	l        *loop
+	idx, gen uint32
+	s        *C.struct_sock
+	ec       *engine.Conn // from phaseCLC on
+	phase    phase
+	slot     C.int
+	cookie   uint64
+	deadline time.Duration // the next thing to look at; 0 = nothing
+	accepted time.Duration // since when the peer's socket is known to be accepted
+	settling bool
+	looked   int
+}
+
+func (l *loop) newConn(idx, gen uint32) *conn {
+	c := &conn{l: l, idx: idx, gen: gen, s: C.sock_at(C.u32(idx), C.u32(gen))}
+	if c.s == nil { // gone before its request was read
+		c.phase = phaseDone
+		return c
+	}
+	c.cookie = uint64(c.s.b.cookie)
+	l.conns[idx] = c
+	return c
+}
+
+func (c *conn) setDeadline(t time.Duration) {
+	c.deadline = t
+	if t == 0 {
+		delete(c.l.timed, c)
+	} else {
+		c.l.timed[c] = struct{}{}
+	}
+}
+
+// drop ends what the loop does for a connection that is plain TCP or closed.
+func (c *conn) drop() {
+	c.phase = phaseDone
+	c.setDeadline(0)
+	delete(c.l.owed, c.cookie)
+	if c.l.conns[c.idx] == c {
+		delete(c.l.conns, c.idx)
+	}
+	if c.s != nil {
+		s := c.s
+		c.s = nil
+		C.sock_drop(s)
+	}
+}
+
+func (c *conn) fd() int { return int(c.s.fd) }
+
+// ---- client: the offer ----
+
+func (c *conn) offered(slot int) {
+	if c.s == nil {
+		return
+	}
+	c.slot = C.int(slot)
+	c.l.owed[c.cookie] = c
+	c.setDeadline(c.l.now + firstLook)
+	if c.claimedByNow() {
+		return
+	}
+	if c.phase == phaseOffered {
+		c.watch(watchCLC)
+	}
+}
+
+// claimedByNow looks at the offer; true: it is decided and acted upon.
+func (c *conn) claimedByNow() bool {
+	switch C.reg_state(c.slot, C.u64(c.cookie)) {
+	case C.REG_CLAIMED:
+		c.startClient()
+	case C.REG_OFFERED:
+		return false
+	default: // withdrawn by the program's own thread (close, shutdown, fork …)
+		c.fallback(C.R_LEFT_EARLY, 0)
+	}
+	return true
+}
+
+func (c *conn) startClient() {
+	C.sock_claimed(c.s)
+	C.reg_done(c.slot, C.u64(c.cookie))
+	delete(c.l.owed, c.cookie)
+	c.negotiate(func() *engine.Conn { return c.l.eng.Client(c.l.now, c) })
+}
+
+// withdraw makes the connection plain TCP unless somebody claimed it meanwhile.
+func (c *conn) withdraw(reason uint32) {
+	if C.reg_withdraw(c.slot, C.u64(c.cookie)) != 0 {
+		C.reg_done(c.slot, C.u64(c.cookie))
+		c.fallback(reason, 0)
+		return
+	}
+	if !c.claimedByNow() {
+		c.fallback(reason, 0)
+	}
+}
+
+// look asks the kernel whether the other end was accepted, and by whom.
+func (c *conn) look() {
+	c.looked++
+	if c.claimedByNow() {
+		return
+	}
+	var d C.struct_diag
+	if C.diag_mirror(c.s.fd, &d) != 0 {
+		c.withdraw(C.R_UNCLAIMED) // closed already: TCP shows what that means
+		return
+	}
+	if d.inode != 0 {
+		if c.looked == 1 && C.diag_foreign_listener(c.s.fd) != 0 {
+			c.withdraw(C.R_UNCLAIMED)
+			return
+		}
+		if c.accepted == 0 {
+			c.accepted = c.l.now
+		}
+		if c.l.now-c.accepted >= claimTimeout-firstLook {
+			c.withdraw(C.R_UNCLAIMED)
+			return
+		}
+		c.setDeadline(min(c.l.now+lookEvery, c.accepted+claimTimeout))
+		return
+	}
+	c.setDeadline(c.l.now + min(lookEvery<<min(c.looked, 6), 30*time.Second))
+}
+
+func (c *conn) stageFull() {
+	if c.phase == phaseOffered && (c.deadline == 0 || c.deadline > c.l.now+stageTimeout || c.accepted >= 0) {
+		c.accepted = -1
+		c.setDeadline(c.l.now + stageTimeout)
+	}
+}
+
+// ---- server: the claim ----
+
+func (c *conn) claimed(slot int) {
+	if c.s == nil {
+		return
+	}
+	var gid [16]C.u8
+	peer := C.u64(c.s.b.peer_cookie)
+	if C.reg_get_gid(C.int(slot), peer, &gid[0]) == 0 {
+		c.l.sendClaim(gid, uint64(peer), uint32(slot))
+	}
+	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c.l.now, c) })
+}
+
+// ---- CLC over the TCP socket ----
+
+func (c *conn) negotiate(start func() *engine.Conn) {
+	c.phase = phaseCLC
+	c.setDeadline(0)
+	c.ec = start()
+	if c.phase != phaseCLC { // refused at once
+		return
+	}
+	c.watch(watchCLC)
+	c.readCLC()
+}
+
+func (c *conn) watch(events uint32) {
+	if err := c.l.watch(c.fd(), int32(c.idx), c.gen, events); err != nil {
+		c.l.log.Warn().Err(err).Uint32("conn", c.idx).Msg("cannot watch the TCP socket")
+	}
+}
+
+func (c *conn) tcpEvent(events uint32) {
+	switch c.phase {
+	case phaseOffered:
+		// Bytes or EOF before a claim: the peer is plain, or gone.
+		c.withdraw(C.R_PLAIN_BYTES)
+	case phaseCLC:
+		c.readCLC()
+	case phaseFlush:
+		c.flush()
+	case phaseActive:
+		C.sock_tcp_event(c.s, C.u32(events))
+	}
+}
+
+// readCLC takes one message after the other off the TCP socket, exactly: what follows the last one is the program's.
+func (c *conn) readCLC() {
+	var buf [maxCLC]byte
+	for c.phase == phaseCLC {
+		n, _, err := unix.Recvfrom(c.fd(), buf[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if err == unix.EAGAIN || err == unix.EINTR {
+			return
+		}
+		if err != nil || n == 0 {
+			c.broken(&endError{err})
+			return
+		}
+		h, err := clc.Peek(buf[:n])
+		if err == nil && h.Length > len(buf) {
+			err = fmt.Errorf("CLC message of %d bytes", h.Length)
+		}
+		if err == clc.ErrShort || err == nil && h.Length > n {
+			return
+		}
+		if err != nil {
+			c.broken(err)
+			return
+		}
+		need := h.Length
+		if _, _, err = unix.Recvfrom(c.fd(), buf[:need], unix.MSG_DONTWAIT); err != nil {
+			c.broken(err)
+			return
+		}
+		c.ec.OnCLC(c.l.now, buf[:need])
+	}
+}
+
+// ---- engine.Handler: what the engine tells ----
+
+// SendCLC sends one message; it is small and nothing else was sent before, so it fits the socket buffer.
+func (c *conn) SendCLC(b []byte) error {
+	err := unix.Sendto(c.fd(), b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
+	if err != nil {
+		return fmt.Errorf("send CLC message: %w", err)
+	}
+	return nil
+}
+
+// Established hands the rings to C. From here on the program's threads move the bytes.
+func (c *conn) Established(r engine.Rings) {
+	var cr C.struct_rings
+	cr.rx_head, cr.rx_buf, cr.rx_size = addrOf(r.LocalHead), addrOf(r.LocalRing), C.u64(len(r.LocalRing))
+	cr.tx_head, cr.tx_buf, cr.tx_size = addrOf(r.PeerHead), addrOf(r.PeerRing), C.u64(len(r.PeerRing))
+	cr.rx_token, cr.tx_token = C.u32(r.LocalToken), C.u32(r.PeerToken)
+	cr.rmb, cr.rmbe, cr.lgr = C.u32(r.RMB), C.u32(r.RMBE), C.u32(r.LinkGroup)
+	cr.peer = C.u32(c.l.peer(r.PeerGID))
+	for i := 0; i < len(r.Provider) && i < len(cr.provider)-1; i++ {
+		cr.provider[i] = C.char(r.Provider[i])
+	}
+	c.setDeadline(0)
+	c.phase = phaseActive
+	c.watch(watchActive)
+	c.s.watched = 1
+	C.sock_established(c.s, &cr)
+	if c.l.sweep == 0 {
+		c.l.sweep = c.l.now + sweepEvery
+	}
+	c.l.log.Info().Uint32("conn", c.idx).Int("fd", c.fd()).Int("lgr", int(r.LinkGroup)).Msg("connection uses SMC-R")
+}
+
+// Fallback: a Decline was sent or received; the TCP socket is the program's from here on.
+func (c *conn) Fallback(diagnosis clc.Diagnosis, sent bool) {
+	reason := uint32(C.R_DECLINED)
+	switch {
+	case c.settling:
+		reason = C.R_LEFT_EARLY
+	case sent && diagnosis == clc.OutOfMemory:
+		reason = C.R_MEMORY
+	case sent:
+		reason = C.R_DECLINE_SENT
+	}
+	c.fallback(reason, uint32(diagnosis))
+}
+
+// Broken: the peer ended or broke the handshake.
+func (c *conn) Broken(err error) { c.broken(err) }
+
+func (c *conn) broken(err error) {
+	if c.phase != phaseCLC {
+		return
+	}
+	c.l.log.Warn().Err(err).Uint32("conn", c.idx).Msg("handshake broken")
+	if c.ec != nil {
+		c.ec.Close(c.l.now)
+		c.ec = nil
+	}
+	if _, ended := err.(*endError); ended {
+		c.fallback(C.R_PROTOCOL, 0) // the peer is gone: TCP itself shows it to the program
+		return
+	}
+	c.l.unwatch(c.fd())
+	C.sock_broken(c.s, C.R_PROTOCOL, C.int(unix.ECONNRESET))
+	c.drop()
+}
+
+// ---- TCP again ----
+
+func (c *conn) fallback(reason, diagnosis uint32) {
+	if c.s == nil {
+		return
+	}
+	c.l.log.Warn().Uint32("conn", c.idx).Int("fd", c.fd()).Uint32("diagnosis", diagnosis).
+		Str("reason", C.GoString(C.reason_word(C.u32(reason)))).Msg("connection uses plain TCP")
+	c.l.unwatch(c.fd()) // before the fd is the program's alone
+	delete(c.l.owed, c.cookie)
+	if C.sock_fallback(c.s, C.u32(reason), C.u32(diagnosis)) > 0 {
+		c.phase = phaseFlush
+		c.setDeadline(0)
+		c.watch(watchFlush)
+		return
+	}
+	c.drop()
+}
+
+func (c *conn) flush() {
+	if c.phase != phaseFlush {
+		return
+	}
+	fd := c.fd()
+	if C.sock_flush(c.s) == 0 {
+		c.l.unwatch(fd)
+		c.drop()
+	}
+}
+
+// ---- the program closes, forks, waits ----
+
+// settle ends a handshake for a program that cannot wait: finish within settleTime, or decline. decline: give up now.
+func (c *conn) settle(decline bool) {
+	switch c.phase {
+	case phaseOffered:
+		if !c.claimedByNow() {
+			c.withdraw(C.R_LEFT_EARLY)
+		}
+		if c.phase == phaseCLC {
+			c.settle(decline)
+		}
+	case phaseCLC:
+		c.settling = true
+		if decline {
+			c.timeout()
+			return
+		}
+		if c.deadline == 0 {
+			c.setDeadline(c.l.now + settleTime)
+		}
+	}
+}
+
+// timeout acts on the deadline.
+func (c *conn) timeout() {
+	c.setDeadline(0)
+	switch c.phase {
+	case phaseOffered:
+		if c.accepted < 0 {
+			c.withdraw(C.R_STAGING_FULL)
+		} else {
+			c.look()
+		}
+	case phaseCLC:
+		c.ec.Decline(c.l.now) // the engine answers by Fallback, or by Established where it is too late to decline
+	case phaseActive:
+		C.sock_half(c.s)
+		c.halfAgain()
+	}
+}
+
+// half: a thread waits to write to a half-closed peer.
+func (c *conn) half() {
+	if c.phase == phaseActive && c.deadline == 0 {
+		c.setDeadline(c.l.now + halfEvery)
+	}
+}
+
+func (c *conn) halfAgain() {
+	const wanted = C.BF_FIN
+	if flags := uint32(c.s.b.flags); flags&(C.BF_FIN|C.BF_GONE) == wanted && C.sock_waits(c.s) != 0 {
+		c.setDeadline(c.l.now + halfEvery)
+	}
+}
+
+// closed: no fd of this process names the connection any more. The peer learns of it from the kernel.
+func (l *loop) closed(c *conn) {
+	if c == nil {
+		return
+	}
+	if c.ec != nil {
+		c.ec.Close(l.now)
+		c.ec = nil
+	}
+	c.drop()
+}
+
+// adopt watches a connection that another process established: our parent, before it forked us.
+func (l *loop) adopt(idx, gen uint32) {
+	if l.conns[idx] != nil {
+		return
+	}
+	c := l.newConn(idx, gen)
+	if c.s == nil {
+		return
+	}
+	c.phase = phaseActive
+	c.watch(watchActive)
+	c.s.watched = 1
+	C.sock_tcp_event(c.s, unix.EPOLLRDHUP) // what happened before
+}

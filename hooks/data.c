@@ -1,0 +1,585 @@
+/*
+ * read, write and their families on a connection of ours. Two engines, take() and put(), do the waiting;
+ * everything else is argument unpacking. PASS means: plain TCP by now, the caller lets libc answer.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+
+#include "../preload/real.h"
+#include "sys.h"
+
+#define PASS (-1000000)
+#define IOV_LIMIT 1024
+#define BOUNCE_MAX (256 * 1024)
+#define LONG_NS 3600000000000ll
+
+static u32 state_of(const struct sock *s)
+{
+	return atomic_load_explicit(&s->b->state, memory_order_acquire);
+}
+
+static ssize_t iov_total(const struct iovec *iov, int n)
+{
+	size_t sum = 0;
+
+	if (n < 0 || n > IOV_LIMIT)
+		return -EINVAL;
+	for (int i = 0; i < n; i++) {
+		sum += iov[i].iov_len;
+		if (sum > SSIZE_MAX || iov[i].iov_len > SSIZE_MAX)
+			return -EINVAL;
+	}
+	return (ssize_t)(sum > 0x7ffff000 ? 0x7ffff000 : sum); /* Linux' MAX_RW_COUNT */
+}
+
+static int nonblocking(const struct sock *s, int flags)
+{
+	return (flags & MSG_DONTWAIT) || (atomic_load(&s->b->flags) & BF_NONBLOCK);
+}
+
+static int take_error(struct sock *s)
+{
+	return atomic_load_explicit(&s->b->so_error, memory_order_relaxed) ? atomic_exchange(&s->b->so_error, 0) : 0;
+}
+
+/* lane_wait reports -ETIMEDOUT where TCP reports EAGAIN (SO_RCVTIMEO), except for the artificial deadline
+ * that makes a signal end a call which has already moved bytes. */
+static int wait_for(struct sock *s, int dir, i64 deadline, size_t done)
+{
+	i64 d = deadline ? deadline : done ? now_ns() + LONG_NS : 0;
+	int r = lane_wait(s, dir, d);
+
+	return r == -ETIMEDOUT ? (deadline ? -EAGAIN : 0) : r;
+}
+
+/* ---- receiving ---- */
+
+/* The peer is gone and everything that it sent is read: the kernel's socket shows the rest natively. */
+static int hand_back(struct sock *s)
+{
+	u32 f = atomic_load(&s->b->flags);
+
+	if (!(f & BF_GONE) || (f & (BF_RESET | BF_BROKEN)) || lane_used(s))
+		return 0;
+	int nested = lk_lock(&s->b->lock);
+	if (state_of(s) == S_ACTIVE)
+		atomic_store_explicit(&s->b->state, S_FLUSH, memory_order_release);
+	sock_flush(s);
+	lk_unlock(&s->b->lock, nested);
+	return 1;
+}
+
+static ssize_t take(struct sock *s, const struct iovec *iov, int n, size_t want, int flags)
+{
+	size_t done = 0;
+	i64 deadline = 0;
+
+	for (;;) {
+		if (!sock_use(s))
+			return done ? (ssize_t)done : PASS;
+		u32 st = state_of(s);
+		int dir = 0;
+
+		if (st == S_FLUSH)
+			return done ? (ssize_t)done : PASS;
+		if (st == S_ACTIVE) {
+			u32 f = atomic_load_explicit(&s->b->flags, memory_order_acquire); /* before the ring: see BF_FIN */
+			ssize_t r = want ? lane_read(s, iov, n, done, flags) : lane_used(s) ? -EEXIST : 0;
+
+			if (r == -EEXIST)
+				return 0;
+			if (r < 0)
+				return done ? (ssize_t)done : r;
+			done += (size_t)r;
+			if (done && (done == want || !(flags & MSG_WAITALL) || (flags & MSG_PEEK)))
+				return (ssize_t)done;
+			if (r)
+				continue;
+			int e = done ? 0 : take_error(s);
+			if (e)
+				return -e;
+			if (f & (BF_FIN | BF_SHUT_RD | BF_GONE)) {
+				if (!done && hand_back(s))
+					return PASS;
+				return (ssize_t)done;
+			}
+			dir = EPOLLIN;
+		} else if (st == S_BROKEN) {
+			int e = done ? 0 : take_error(s);
+			return e ? -e : (ssize_t)done;
+		} else if (st != S_OFFERED && st != S_CLC) {
+			continue;
+		}
+		if (nonblocking(s, flags))
+			return done ? (ssize_t)done : -EAGAIN;
+		if (!deadline) {
+			sock_timeo(s);
+			if (s->b->rcvtimeo_us)
+				deadline = now_ns() + s->b->rcvtimeo_us * 1000;
+		}
+		int r = wait_for(s, dir, deadline, done);
+		if (r < 0)
+			return done ? (ssize_t)done : r;
+	}
+}
+
+/* ---- sending ---- */
+
+static ssize_t broken_pipe(int flags)
+{
+	if (!(flags & MSG_NOSIGNAL))
+		sys(SYS_tgkill, sys(SYS_getpid), my_tid(), SIGPIPE);
+	return -EPIPE;
+}
+
+static size_t stage(struct sock *s, const struct iovec *iov, int n, size_t skip)
+{
+	struct block *b = s->b;
+	size_t put = 0;
+	int nested = lk_lock(&b->tx);
+	u32 st = state_of(s);
+
+	if ((st == S_OFFERED || st == S_CLC || st == S_FLUSH) && !s->stage) {
+		long p = sys(SYS_mmap, 0, STAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		if (p > 0 || p < -4095)
+			s->stage = (u8 *)p;
+	}
+	if (s->stage && (st == S_OFFERED || st == S_CLC || st == S_FLUSH)) {
+		u32 len = atomic_load(&b->stage_len);
+		for (int i = 0; i < n; i++) {
+			if (skip >= iov[i].iov_len) {
+				skip -= iov[i].iov_len;
+				continue;
+			}
+			size_t k = iov[i].iov_len - skip, room = STAGE_SIZE - len;
+			if (k > room)
+				k = room;
+			memcpy(s->stage + len, (u8 *)iov[i].iov_base + skip, k);
+			len += (u32)k;
+			put += k;
+			skip = 0;
+			if (len == STAGE_SIZE)
+				break;
+		}
+		atomic_store(&b->stage_len, len);
+	}
+	lk_unlock(&b->tx, nested);
+	return put;
+}
+
+/* Fell back in the middle of a call: the rest follows the staged bytes, in order, over TCP. */
+static ssize_t put_rest(struct sock *s, const struct iovec *iov, int n, size_t done, int flags)
+{
+	size_t skip = done;
+
+	for (int i = 0; i < n; i++) {
+		while (skip < iov[i].iov_len) {
+			ssize_t r = S->real->send(s->fd, (u8 *)iov[i].iov_base + skip, iov[i].iov_len - skip, flags);
+			if (r < 0)
+				return (ssize_t)done; /* the next call meets the error */
+			done += (size_t)r;
+			skip += (size_t)r;
+		}
+		skip -= iov[i].iov_len;
+	}
+	return (ssize_t)done;
+}
+
+static ssize_t put(struct sock *s, const struct iovec *iov, int n, size_t want, int flags)
+{
+	size_t done = 0;
+	i64 deadline = 0;
+
+	for (;;) {
+		if (!sock_use(s))
+			return done ? put_rest(s, iov, n, done, flags) : PASS;
+		u32 st = state_of(s), f = atomic_load(&s->b->flags);
+		int dir = 0;
+
+		if (st == S_BROKEN) {
+			int e = done ? 0 : take_error(s);
+			return done ? (ssize_t)done : e ? -e : broken_pipe(flags);
+		}
+		if (st == S_ACTIVE) {
+			int e = take_error(s);
+			if (e)
+				return done ? (atomic_store(&s->b->so_error, e), (ssize_t)done) : -e;
+			if (f & BF_SHUT_WR)
+				return done ? (ssize_t)done : broken_pipe(flags);
+			if (f & BF_GONE) {
+				if (done)
+					return (ssize_t)done;
+				if (f & (BF_RESET | BF_BROKEN))
+					return broken_pipe(flags);
+				return PASS; /* nobody reads: the kernel answers as it does to a closed peer */
+			}
+			ssize_t r = lane_write(s, iov, n, done);
+			if (r < 0)
+				return done ? (ssize_t)done : r;
+			done += (size_t)r;
+			if (done == want)
+				return (ssize_t)done;
+			if (r || (atomic_load(&s->b->flags) & BF_GONE))
+				continue;
+			dir = EPOLLOUT;
+			if (f & BF_FIN)
+				engine_post(REQ_HALF, s, 0);
+		} else if (st == S_OFFERED || st == S_CLC || st == S_FLUSH) {
+			done += stage(s, iov, n, done);
+			if (state_of(s) == S_FLUSH)
+				sock_flush(s);
+			if (done == want)
+				return (ssize_t)done;
+			if (state_of(s) != st)
+				continue;
+			if (st == S_OFFERED)
+				engine_post(REQ_STAGE_FULL, s, 0);
+		} else {
+			continue;
+		}
+		if (nonblocking(s, flags)) {
+			epoll_sock_full(s);
+			return done ? (ssize_t)done : -EAGAIN;
+		}
+		if (!deadline) {
+			sock_timeo(s);
+			if (s->b->sndtimeo_us)
+				deadline = now_ns() + s->b->sndtimeo_us * 1000;
+		}
+		int r = wait_for(s, dir, deadline, done);
+		if (r < 0)
+			return done ? (ssize_t)done : r;
+	}
+}
+
+/* ---- one call each ---- */
+
+static ssize_t finish(ssize_t r)
+{
+	if (r >= 0)
+		return r;
+	errno = (int)-r;
+	return -1;
+}
+
+static ssize_t take_fd(int fd, const struct iovec *iov, int n, int flags)
+{
+	ssize_t want = iov_total(iov, n);
+	struct sock *s = want < 0 ? 0 : sock_get(fd, 0);
+
+	if (want < 0)
+		return want;
+	if (!s)
+		return PASS;
+	ssize_t r = take(s, iov, n, (size_t)want, flags);
+	sock_put(s);
+	return r;
+}
+
+static ssize_t put_fd(int fd, const struct iovec *iov, int n, int flags)
+{
+	ssize_t want = iov_total(iov, n);
+	struct sock *s = want < 0 ? 0 : sock_get(fd, 0);
+
+	if (want < 0)
+		return want;
+	if (!s)
+		return PASS;
+	ssize_t r = put(s, iov, n, (size_t)want, flags);
+	sock_put(s);
+	return r;
+}
+
+ssize_t h_read(int fd, void *buf, size_t len)
+{
+	struct iovec v = {buf, len};
+
+	if (!len)
+		return S->real->read(fd, buf, 0);
+	ssize_t r = take_fd(fd, &v, 1, 0);
+	return r == PASS ? S->real->read(fd, buf, len) : finish(r);
+}
+
+ssize_t h_readv(int fd, const struct iovec *iov, int n)
+{
+	ssize_t r = take_fd(fd, iov, n, 0);
+
+	return r == PASS ? S->real->readv(fd, iov, n) : finish(r);
+}
+
+ssize_t h_recv(int fd, void *buf, size_t len, int flags)
+{
+	struct iovec v = {buf, len};
+	ssize_t r = (flags & (MSG_OOB | MSG_ERRQUEUE)) ? PASS : take_fd(fd, &v, 1, flags);
+
+	return r == PASS ? S->real->recv(fd, buf, len, flags) : finish(r);
+}
+
+ssize_t h_recvfrom(int fd, void *buf, size_t len, int flags, struct sockaddr *sa, socklen_t *salen)
+{
+	struct iovec v = {buf, len};
+	ssize_t r = (flags & (MSG_OOB | MSG_ERRQUEUE)) ? PASS : take_fd(fd, &v, 1, flags);
+
+	if (r == PASS)
+		return S->real->recvfrom(fd, buf, len, flags, sa, salen);
+	if (r >= 0 && sa && salen)
+		*salen = 0; /* a connected TCP socket names nobody */
+	return finish(r);
+}
+
+ssize_t h_recvmsg(int fd, struct msghdr *m, int flags)
+{
+	ssize_t r = (flags & (MSG_OOB | MSG_ERRQUEUE)) ? PASS : take_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags);
+
+	if (r == PASS)
+		return S->real->recvmsg(fd, m, flags);
+	if (r >= 0) {
+		m->msg_namelen = 0;
+		m->msg_controllen = 0;
+		m->msg_flags = 0;
+	}
+	return finish(r);
+}
+
+int h_recvmmsg(int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *t)
+{
+	i64 until = t ? now_ns() + t->tv_sec * 1000000000ll + t->tv_nsec : 0;
+	unsigned i = 0;
+
+	if (pass(fd))
+		return S->real->recvmmsg(fd, v, n, flags, t);
+	for (; i < n && i < IOV_LIMIT; i++) {
+		int f = (flags & ~MSG_WAITFORONE) | (i && (flags & MSG_WAITFORONE) ? MSG_DONTWAIT : 0);
+		ssize_t r = h_recvmsg(fd, &v[i].msg_hdr, f);
+		if (r < 0)
+			return i ? (int)i : -1;
+		v[i].msg_len = (unsigned)r;
+		if (until && now_ns() >= until) {
+			i++;
+			break;
+		}
+	}
+	return (int)i;
+}
+
+ssize_t h_write(int fd, const void *buf, size_t len)
+{
+	struct iovec v = {(void *)buf, len};
+	ssize_t r = put_fd(fd, &v, 1, 0);
+
+	return r == PASS ? S->real->write(fd, buf, len) : finish(r);
+}
+
+ssize_t h_writev(int fd, const struct iovec *iov, int n)
+{
+	ssize_t r = put_fd(fd, iov, n, 0);
+
+	return r == PASS ? S->real->writev(fd, iov, n) : finish(r);
+}
+
+ssize_t h_send(int fd, const void *buf, size_t len, int flags)
+{
+	struct iovec v = {(void *)buf, len};
+	ssize_t r = put_fd(fd, &v, 1, flags);
+
+	return r == PASS ? S->real->send(fd, buf, len, flags) : finish(r);
+}
+
+ssize_t h_sendto(int fd, const void *buf, size_t len, int flags, const struct sockaddr *sa, socklen_t salen)
+{
+	struct iovec v = {(void *)buf, len};
+	ssize_t r = put_fd(fd, &v, 1, flags); /* TCP ignores the address of a connected socket */
+
+	return r == PASS ? S->real->sendto(fd, buf, len, flags, sa, salen) : finish(r);
+}
+
+ssize_t h_sendmsg(int fd, const struct msghdr *m, int flags)
+{
+	ssize_t r = put_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags);
+
+	return r == PASS ? S->real->sendmsg(fd, m, flags) : finish(r);
+}
+
+int h_sendmmsg(int fd, struct mmsghdr *v, unsigned n, int flags)
+{
+	unsigned i = 0;
+
+	if (pass(fd))
+		return S->real->sendmmsg(fd, v, n, flags);
+	for (; i < n && i < IOV_LIMIT; i++) {
+		ssize_t r = h_sendmsg(fd, &v[i].msg_hdr, flags);
+		if (r < 0)
+			return i ? (int)i : -1;
+		v[i].msg_len = (unsigned)r;
+	}
+	return (int)i;
+}
+
+/* On a socket only offset -1 ("the current position") is not ESPIPE, which libc answers. */
+ssize_t h_preadv2(int fd, const struct iovec *iov, int n, off_t off, int flags)
+{
+	ssize_t r = off == -1 ? take_fd(fd, iov, n, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0) : PASS;
+
+	return r == PASS ? S->real->preadv2(fd, iov, n, off, flags) : finish(r);
+}
+
+ssize_t h_pwritev2(int fd, const struct iovec *iov, int n, off_t off, int flags)
+{
+	ssize_t r = off == -1 ? put_fd(fd, iov, n, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0) : PASS;
+
+	return r == PASS ? S->real->pwritev2(fd, iov, n, off, flags) : finish(r);
+}
+
+/* ---- files and pipes ---- */
+
+static u8 *bounce(size_t *len)
+{
+	if (*len > BOUNCE_MAX)
+		*len = BOUNCE_MAX;
+	long p = sys(SYS_mmap, 0, *len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return p < 0 && p >= -4095 ? 0 : (u8 *)p;
+}
+
+/* How much put() takes now without waiting; what was read from a pipe or file position cannot be put back. */
+static size_t room_now(struct sock *s)
+{
+	if (state_of(s) == S_ACTIVE)
+		return atomic_load(&s->b->flags) & (BF_GONE | BF_SHUT_WR) ? SIZE_MAX : lane_room(s);
+	return STAGE_SIZE - atomic_load(&s->b->stage_len);
+}
+
+/* Copies from `in` (file at *off, or its own position, or a pipe) to s. */
+static ssize_t pump_in(struct sock *s, int in, off_t *off, size_t count, int nowait)
+{
+	size_t size = count ? count : 1, done = 0;
+	u8 *buf;
+
+	if (!sock_use(s))
+		return PASS;
+	buf = bounce(&size);
+	if (!buf)
+		return -ENOMEM;
+	ssize_t err = 0;
+	while (done < count) {
+		size_t k = count - done < size ? count - done : size, room = room_now(s);
+		if (!room && nowait) {
+			err = -EAGAIN;
+			break;
+		}
+		if (nowait && k > room)
+			k = room;
+		long n = off ? sys(SYS_pread64, in, buf, k, *off) : sys(SYS_read, in, buf, k);
+		if (n <= 0) {
+			err = n;
+			break;
+		}
+		struct iovec v = {buf, (size_t)n};
+		size_t sent = 0;
+		while (sent < (size_t)n) {
+			struct iovec rest = {buf + sent, (size_t)n - sent};
+			ssize_t r = put(s, &rest, 1, rest.iov_len, MSG_NOSIGNAL);
+			if (r == PASS)
+				r = S->real->send(s->fd, rest.iov_base, rest.iov_len, MSG_NOSIGNAL);
+			if (r == -EAGAIN && !nowait) { /* O_NONBLOCK and the file's bytes are read: only a file can be taken back */
+				break;
+			}
+			if (r < 0) {
+				err = r == -1 ? -errno : r;
+				break;
+			}
+			sent += (size_t)r;
+		}
+		if (off)
+			*off += (off_t)sent;
+		else if (sent < v.iov_len)
+			sys(SYS_lseek, in, (off_t)sent - (off_t)v.iov_len, SEEK_CUR);
+		done += sent;
+		if (sent < v.iov_len) {
+			if (!err)
+				err = -EAGAIN;
+			break;
+		}
+		if (!off && n < (long)k) /* a pipe gave what it had */
+			break;
+	}
+	sys(SYS_munmap, buf, size);
+	if (done)
+		return (ssize_t)done;
+	return err == -EPIPE ? broken_pipe(0) : err;
+}
+
+ssize_t h_sendfile(int out, int in, off_t *off, size_t count)
+{
+	struct sock *s = pass(out) ? 0 : sock_get(out, 0);
+
+	if (!s)
+		return S->real->sendfile(out, in, off, count);
+	ssize_t r;
+	off_t at = off ? *off : 0;
+	long probe = sys(SYS_lseek, in, 0, SEEK_CUR); /* sendfile wants something that can be read at an offset */
+
+	if (count > 0x7ffff000)
+		count = 0x7ffff000;
+	if (probe < 0 && off)
+		r = probe == -EBADF ? -EBADF : -EINVAL;
+	else
+		r = pump_in(s, in, off ? &at : 0, count, nonblocking(s, 0));
+	if (off && r > 0)
+		*off = at;
+	ssize_t ret = r == PASS ? S->real->sendfile(out, in, off, count) : finish(r);
+	sock_put(s);
+	return ret;
+}
+
+ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, unsigned flags)
+{
+	struct sock *from = pass(in) ? 0 : sock_get(in, 0), *to = pass(out) ? 0 : sock_get(out, 0);
+	ssize_t r = PASS;
+
+	if (to && !from && !outoff && !inoff) {
+		int wait = !(flags & SPLICE_F_NONBLOCK) && !nonblocking(to, 0);
+		struct pollfd p = {in, POLLIN, 0};
+		struct timespec zero = {0, 0};
+		if (!wait && sys(SYS_ppoll, &p, 1, &zero, 0, 8) == 0)
+			r = -EAGAIN;
+		else
+			r = pump_in(to, in, 0, len, !wait);
+	} else if (from && !to && !inoff && !outoff && sock_use(from) && state_of(from) != S_FLUSH) {
+		size_t size = len ? len : 1;
+		u8 *buf = bounce(&size);
+		int f = MSG_PEEK | ((flags & SPLICE_F_NONBLOCK) ? MSG_DONTWAIT : 0);
+		struct iovec v = {buf, size};
+
+		r = buf ? take(from, &v, 1, size, f) : -ENOMEM;
+		if (r > 0) {
+			/* Look, hand to the pipe, and only then consume what the pipe took. */
+			long n = (flags & SPLICE_F_NONBLOCK) ? -EAGAIN : 0;
+			struct pollfd p = {out, POLLOUT, 0};
+			struct timespec zero = {0, 0};
+			if (n == 0 || sys(SYS_ppoll, &p, 1, &zero, 0, 8) > 0)
+				n = sys(SYS_write, out, buf, r);
+			if (n > 0) {
+				v.iov_len = (size_t)n;
+				take(from, &v, 1, (size_t)n, MSG_TRUNC | MSG_DONTWAIT);
+			}
+			r = n;
+		}
+		if (buf)
+			sys(SYS_munmap, buf, size);
+	}
+	ssize_t ret = r == PASS ? S->real->splice(in, inoff, out, outoff, len, flags) : finish(r);
+	if (from)
+		sock_put(from);
+	if (to)
+		sock_put(to);
+	return ret;
+}

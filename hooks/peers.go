@@ -1,0 +1,89 @@
+package hooks
+
+// #include "shim.h"
+import "C"
+
+import (
+	"encoding/binary"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"libsmcr/abi/roce"
+)
+
+// Datagrams between engines that belong to this package (ARCHITECTURE "Datagrams between engines"); the others are verbs/shm's.
+// Numbers are in host order: the sender is on this host.
+const (
+	dgClaim = 1 // cookie u64, slot u32
+	dgBell  = 2 // sender's gid [16]byte, id u32; with the bell's eventfd and, the first time, the sender's bell page
+
+	dgHead    = 8 // u32 type, u32 length of the body
+	claimSize = 12
+	bellSize  = 20
+)
+
+// datagram takes what verbs/shm got and does not know. It owns fds.
+func (l *loop) datagram(from roce.GID, kind uint32, body []byte, fds []int) {
+	switch {
+	case kind == dgClaim && len(body) == claimSize:
+		cookie := binary.NativeEndian.Uint64(body)
+		if c := l.owed[cookie]; c != nil {
+			c.claimedByNow() // the slot is the truth; the datagram only says when to look
+		}
+	case kind == dgBell && len(body) == bellSize && len(fds) >= 1 && len(fds) <= 2:
+		var gid roce.GID
+		copy(gid[:], body)
+		peer := l.peer(from)
+		if gid != from || peer == 0 || peer == C.SELF_PEER {
+			break
+		}
+		page := C.int(-1)
+		if len(fds) == 2 {
+			page = C.int(fds[1])
+		}
+		C.bell_install(C.u32(peer), C.u32(binary.NativeEndian.Uint32(body[16:])), C.int(fds[0]), page)
+		return // both descriptors are bell.c's now
+	}
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
+// peer is the number under which C knows the process with that engine; 0 = no room for another one.
+func (l *loop) peer(gid roce.GID) uint32 {
+	if n, ok := l.peers[gid]; ok {
+		return n
+	}
+	for n := uint32(C.SELF_PEER + 1); n < C.PEER_MAX; n++ {
+		p := &l.sh.peer[n]
+		if p.used != 0 {
+			continue
+		}
+		for i, b := range gid {
+			p.gid[i] = C.u8(b)
+		}
+		p.used = 1
+		l.peers[gid] = n
+		return n
+	}
+	return 0
+}
+
+func (l *loop) sendClaim(gid [16]C.u8, cookie uint64, slot uint32) {
+	b := make([]byte, 0, dgHead+claimSize)
+	b = binary.NativeEndian.AppendUint32(b, dgClaim)
+	b = binary.NativeEndian.AppendUint32(b, claimSize)
+	b = binary.NativeEndian.AppendUint64(b, cookie)
+	b = binary.NativeEndian.AppendUint32(b, slot)
+	name := make([]byte, 1, 17) // abstract: a zero byte first
+	for _, c := range gid {
+		name = append(name, byte(c))
+	}
+	err := unix.Sendto(int(l.sh.dgram), b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, &unix.SockaddrUnix{Name: string(name)})
+	if err != nil { // gone or drowned: it looks at its slot by itself when its next deadline comes
+		l.log.Warn().Err(err).Msg("claim not delivered")
+	}
+}
+
+func addrOf(b []byte) C.u64 { return C.u64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

@@ -1,0 +1,1339 @@
+/*
+ * The host registry: which listening sockets are ours, and which connections are offered (ARCHITECTURE "Life of one
+ * connection", 1-4). One file in the run directory, mapped by every process of the user. Other processes, perhaps of
+ * another version, write it too: everything is read once and checked.
+ *
+ * A table entry is taken by a compare-and-swap of its `own` word (pid namespace, pid), filled, and published by one store of
+ * its key: the SO_COOKIE of the listening socket, or cookie and state of an offer. A crash at any point leaves an entry
+ * that the next process to start can attribute and remove. Cookies are not used twice while the host runs.
+ *
+ * Also here: the process's own file, and sock_diag.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "shim.h"
+#include "sys.h"
+
+#define REG_MAGIC 0x47455253u
+#define REG_VERSION 1 /* of the layout below; SMCR_ABI of a process stands in its entries */
+#define BUCKET 8
+#define LISTENERS 1024
+#define OFFERS 4096
+#define CHAIN (LISTENERS / BUCKET)
+
+#ifndef SO_NETNS_COOKIE
+#define SO_NETNS_COOKIE 71
+#endif
+#ifndef SO_BINDTOIFINDEX
+#define SO_BINDTOIFINDEX 62
+#endif
+#define LISTENING 10 /* TCP_LISTEN of net/tcp_states.h, as sock_diag reports it */
+
+#define LF_V6ONLY 1u
+#define LF_ORPHAN 2u /* its publisher has closed it; somebody forked from it may still listen */
+struct listener {
+	_Atomic u64 own;
+	_Atomic u64 cookie; /* 0 = not published */
+	u64 start;	    /* of own's process */
+	u64 netns;
+	u8 addr[16];
+	u16 port; /* host order */
+	u8 family;
+	_Atomic u8 flags;
+	u32 scope; /* interface of a link-local address */
+	u32 uid;
+	u32 abi;
+};
+_Static_assert(sizeof(struct listener) == 64, "one line each");
+
+struct offer {
+	u64 start;
+	_Atomic u64 gid[2];
+	_Atomic u64 gid_of; /* cookie that gid belongs to; written after it */
+	u32 uid, abi;
+	u64 pad[3];
+};
+_Static_assert(sizeof(struct offer) == 64, "one line each");
+
+struct table {
+	/* for ever */
+	u32 magic, version;
+	u64 size;
+	/* layout of REG_VERSION */
+	_Atomic u8 spilled[CHAIN]; /* an entry of this bucket may lie in the next one */
+	u8 pad[4096 - 16 - CHAIN];
+	struct listener l[LISTENERS];
+	_Atomic u64 state[OFFERS]; /* cookie << 2 | enum reg_state; 0 = free */
+	_Atomic u64 own[OFFERS];
+	struct offer o[OFFERS];
+};
+
+/* This process's view; private memory, never freed. */
+struct registry {
+	struct table *t;
+	struct lk lk;	   /* making all this */
+	struct lk diag_lk; /* one question at a time on S->diag */
+	u32 pid;	   /* for which process it was made; 0 = not yet */
+	u32 uid;	   /* effective, then */
+	u32 pidns;
+	u32 left;	   /* the uid changed: plain from then on */
+	int err;	   /* -reason of the last failure */
+	i64 again;	   /* when to try again after it */
+	u64 start;
+	u64 netns;
+	u32 netns_known;
+	u32 seq;
+	u8 page_own;	   /* the file is named after us */
+	char dir[256];
+	char buf[32768];   /* answers of dumps */
+};
+#define RETRY_NS 1000000000ll
+
+static u64 own_of(const struct registry *r)
+{
+	return (u64)r->pidns << 32 | r->pid;
+}
+
+/* ---- small things ---- */
+
+static const char *env(const char *name)
+{
+	size_t n = strlen(name);
+
+	for (char **e = S->envp; e && *e; e++)
+		if (!strncmp(*e, name, n) && (*e)[n] == '=' && (*e)[n + 1])
+			return *e + n + 1;
+	return 0;
+}
+
+static char *put_u64(char *p, u64 v)
+{
+	char d[20];
+	int n = 0;
+
+	do
+		d[n++] = (char)('0' + v % 10);
+	while (v /= 10);
+	while (n)
+		*p++ = d[--n];
+	return p;
+}
+
+static const char *get_u64(const char *p, u64 *v)
+{
+	const char *from = p;
+
+	for (*v = 0; *p >= '0' && *p <= '9' && p - from < 20; p++)
+		*v = *v * 10 + (u64)(*p - '0');
+	return p > from ? p : 0;
+}
+
+static int failed(long r)
+{
+	return r < 0 && r > -4096;
+}
+
+/* ---- processes ---- */
+
+/* Field 22 of /proc/PID/stat, 0 if it cannot be read; *gone: nothing is left of it but its status. */
+static u64 start_of(const char *pid, char comm[16], int *gone)
+{
+	char path[48] = "/proc/", buf[1024];
+
+	*gone = 0;
+	strcat(strncat(path, pid, 20), "/stat");
+	long fd = sys(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+	if (fd < 0) {
+		*gone = fd == -ENOENT && sys(SYS_access, "/proc/self/stat", F_OK) == 0;
+		return 0;
+	}
+	long n = sys(SYS_read, fd, buf, sizeof buf - 1);
+	sys(SYS_close, fd);
+	if (n <= 0)
+		return 0;
+	buf[n] = 0;
+	char *open = strchr(buf, '('), *p = strrchr(buf, ')');
+	if (!open || !p)
+		return 0;
+	if (comm) {
+		size_t len = (size_t)(p - open - 1);
+		memset(comm, 0, 16);
+		memcpy(comm, open + 1, len < 15 ? len : 15);
+	}
+	char state = p[1] ? p[2] : 0;
+	u64 v = 0, threads = 0;
+	int field = 2;
+	for (p++; *p && field < 22; p++)
+		if (*p == ' ' && ++field >= 20) {
+			get_u64(p + 1, &v);
+			if (field == 20)
+				threads = v;
+		}
+	*gone = (state == 'Z' || state == 'X') && threads <= 1;
+	return v;
+}
+
+/* The verdict on a process, remembered for the entries that follow. `deep` bounds the costly question whether the number
+ * has been used again. */
+struct judge {
+	u64 own, start;
+	int alive, deep;
+	u32 asked;
+};
+#define DEEP 8 /* of these the first four, then one in eight */
+
+static int alive(const struct registry *r, struct judge *j, u64 own, u64 start)
+{
+	u32 pid = (u32)own;
+
+	if (own == own_of(r))
+		return !start || !r->start || start == r->start;
+	if ((own >> 32) != r->pidns || !pid)
+		return 1; /* of another pid namespace: not for us to say */
+	if (j->own == own && j->start == start)
+		return j->alive;
+	j->own = own;
+	j->start = start;
+	j->alive = pid <= 0x7fffffff && sys(SYS_kill, pid, 0) != -ESRCH;
+	if (j->alive && start && j->deep > 0 && (j->asked++ < 4 || ((pid ^ r->pid) & 7) == 0)) {
+		char num[24];
+		int gone;
+		j->deep--;
+		*put_u64(num, pid) = 0;
+		u64 now = start_of(num, 0, &gone);
+		j->alive = !gone && (!now || now == start);
+	}
+	return j->alive;
+}
+
+/* ---- addresses ---- */
+
+struct place {
+	u8 addr[16];
+	u16 port;
+	u8 family; /* AF_INET also for v4-mapped */
+	u32 scope;
+};
+
+static int is_any(const struct place *p)
+{
+	static const u8 zero[16];
+
+	return !memcmp(p->addr, zero, p->family == AF_INET ? 4 : 16);
+}
+
+static int place_of(const struct sockaddr *sa, socklen_t len, struct place *p)
+{
+	static const u8 mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+
+	memset(p, 0, sizeof *p);
+	if (len >= sizeof(struct sockaddr_in) && sa->sa_family == AF_INET) {
+		const struct sockaddr_in *a = (const void *)sa;
+		memcpy(p->addr, &a->sin_addr, 4);
+		p->port = ntohs(a->sin_port);
+		p->family = AF_INET;
+		return 1;
+	}
+	if (len < offsetof(struct sockaddr_in6, sin6_scope_id) || sa->sa_family != AF_INET6)
+		return 0;
+	const struct sockaddr_in6 *a = (const void *)sa;
+	p->port = ntohs(a->sin6_port);
+	if (!memcmp(&a->sin6_addr, mapped, 12)) {
+		memcpy(p->addr, a->sin6_addr.s6_addr + 12, 4);
+		p->family = AF_INET;
+		return 1;
+	}
+	memcpy(p->addr, &a->sin6_addr, 16);
+	p->family = AF_INET6;
+	if (IN6_IS_ADDR_LINKLOCAL(&a->sin6_addr) && len >= sizeof *a)
+		p->scope = a->sin6_scope_id;
+	return 1;
+}
+
+static int name_place(int fd, int nr, struct place *p)
+{
+	struct sockaddr_storage ss;
+	socklen_t len = sizeof ss;
+	long r = sys(nr, fd, &ss, &len);
+
+	return r < 0 ? (int)r : place_of((void *)&ss, len, p) ? 0 : -EAFNOSUPPORT;
+}
+
+static int sockopt_int(int fd, int level, int name)
+{
+	int v = 0;
+	socklen_t len = sizeof v;
+
+	return sys(SYS_getsockopt, fd, level, name, &v, &len) < 0 ? 0 : v;
+}
+
+static u64 sockopt_u64(int fd, int name)
+{
+	u64 v = 0;
+	socklen_t len = sizeof v;
+
+	return sys(SYS_getsockopt, fd, SOL_SOCKET, name, &v, &len) < 0 ? 0 : v;
+}
+
+/* ---- sock_diag ---- */
+
+static int diag_open(void)
+{
+	if (S->diag < 0) {
+		long fd = sys(SYS_socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+		if (fd < 0)
+			return (int)fd;
+		S->diag = fd_hide((int)fd);
+	}
+	return 0;
+}
+
+static void diag_request(struct inet_diag_req_v2 *q, const struct place *local, const struct place *peer, u32 scope)
+{
+	memset(q, 0, sizeof *q);
+	q->sdiag_family = local->family;
+	q->sdiag_protocol = IPPROTO_TCP;
+	q->idiag_states = ~0u;
+	q->id.idiag_sport = htons(local->port);
+	memcpy(q->id.idiag_src, local->addr, 16);
+	if (peer) {
+		q->id.idiag_dport = htons(peer->port);
+		memcpy(q->id.idiag_dst, peer->addr, 16);
+	}
+	q->id.idiag_if = scope;
+	q->id.idiag_cookie[0] = q->id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
+}
+
+struct question {
+	struct nlmsghdr h;
+	struct inet_diag_req_v2 q;
+};
+
+static long diag_send(struct registry *r, const struct inet_diag_req_v2 *q, int flags, u32 *seq)
+{
+	struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
+	struct question m = {.h = {.nlmsg_len = sizeof m, .nlmsg_type = SOCK_DIAG_BY_FAMILY, .nlmsg_flags = (u16)(NLM_F_REQUEST | flags)},
+			     .q = *q};
+
+	*seq = m.h.nlmsg_seq = ++r->seq;
+	return sys(SYS_sendto, S->diag, &m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL, &kernel, sizeof kernel);
+}
+
+static u64 cookie_of(const struct inet_diag_msg *m)
+{
+	return m->id.idiag_cookie[0] | (u64)m->id.idiag_cookie[1] << 32;
+}
+
+/* One socket by its addresses. The kernel answers within send: nothing is waited for. Locked by the caller; a signal
+ * handler of the same thread may ask in between and take our answer away, hence the tries. */
+static int diag_one(struct registry *r, const struct inet_diag_req_v2 *q, struct inet_diag_msg *out)
+{
+	union {
+		struct nlmsghdr h;
+		char b[1024];
+	} u;
+
+	for (int try = 0; try < 3; try++) {
+		u32 seq;
+		long n = diag_send(r, q, 0, &seq);
+		if (n < 0 && n != -EINTR && n != -EAGAIN)
+			return (int)n;
+		for (int i = 0; i < 64; i++) {
+			n = sys(SYS_recvfrom, S->diag, &u, sizeof u, MSG_DONTWAIT, 0, 0);
+			if (n == -EINTR)
+				continue;
+			if (n < 0)
+				break;
+			if ((size_t)n < NLMSG_HDRLEN || u.h.nlmsg_seq != seq)
+				continue; /* of a question that was given up */
+			if (u.h.nlmsg_type == NLMSG_ERROR) {
+				const struct nlmsgerr *e = NLMSG_DATA(&u.h);
+				return (size_t)n >= NLMSG_LENGTH(sizeof e->error) && e->error < 0 ? e->error : -EIO;
+			}
+			if (u.h.nlmsg_type != SOCK_DIAG_BY_FAMILY || (size_t)n < NLMSG_LENGTH(sizeof *out))
+				return -EIO;
+			memcpy(out, NLMSG_DATA(&u.h), sizeof *out);
+			return 0;
+		}
+	}
+	return -EAGAIN;
+}
+
+/* All listening sockets of a port and family, as `each` wants them; it ends the dump by returning non-zero. */
+static int diag_listeners(struct registry *r, int family, u16 port, int (*each)(const struct inet_diag_msg *, void *), void *arg)
+{
+	struct place p = {.port = port, .family = (u8)family};
+	struct inet_diag_req_v2 q;
+	u32 seq;
+	int ret = 0;
+
+	diag_request(&q, &p, 0, 0);
+	q.idiag_states = 1u << LISTENING;
+	long n = diag_send(r, &q, NLM_F_DUMP, &seq);
+	if (n < 0)
+		return (int)n;
+	for (int i = 0; i < 4096; i++) {
+		n = sys(SYS_recvfrom, S->diag, r->buf, sizeof r->buf, MSG_DONTWAIT, 0, 0);
+		if (n == -EINTR)
+			continue;
+		if (n <= 0)
+			return ret ? ret : -EIO;
+		for (struct nlmsghdr *h = (void *)r->buf; NLMSG_OK(h, n); h = NLMSG_NEXT(h, n)) {
+			if (h->nlmsg_seq != seq)
+				continue;
+			if (h->nlmsg_type == NLMSG_DONE)
+				return ret;
+			if (h->nlmsg_type == NLMSG_ERROR)
+				return ret ? ret : -EIO;
+			/* To its end even if the answer is known: the kernel allows one dump at a time. */
+			if (!ret && h->nlmsg_type == SOCK_DIAG_BY_FAMILY && h->nlmsg_len >= NLMSG_LENGTH(sizeof(struct inet_diag_msg)))
+				ret = each(NLMSG_DATA(h), arg);
+		}
+	}
+	return ret;
+}
+
+static int same_place(const struct place *p, const void *addr, u16 port, int family)
+{
+	struct sockaddr_in6 sa = {.sin6_family = AF_INET6, .sin6_port = port};
+	struct place o;
+
+	if (family == AF_INET) {
+		struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = port};
+		memcpy(&in.sin_addr, addr, 4);
+		place_of((void *)&in, sizeof in, &o);
+	} else {
+		memcpy(&sa.sin6_addr, addr, 16);
+		place_of((void *)&sa, sizeof sa, &o);
+	}
+	return p->port == o.port && p->family == o.family && !memcmp(p->addr, o.addr, 16);
+}
+
+static struct registry *reg_mine(void);
+
+int diag_mirror(int fd, struct diag *d)
+{
+	struct place local, peer;
+	struct inet_diag_req_v2 q;
+	struct inet_diag_msg m;
+	struct registry *r = reg_mine();
+	int err = r ? name_place(fd, SYS_getpeername, &peer) : -ENOMEM;
+
+	if (!err)
+		err = name_place(fd, SYS_getsockname, &local);
+	if (err)
+		return err;
+	u64 self = local.port == peer.port && !memcmp(local.addr, peer.addr, 16) ? sockopt_u64(fd, SO_COOKIE) : 0;
+	/* A socket that is bound to an interface answers only to a question that names it. */
+	u32 ifs[4] = {peer.scope ? peer.scope : local.scope, 0, 0, 1};
+	int nested = lk_lock(&r->diag_lk), n = 1;
+	err = diag_open();
+	for (int i = 0; i < n && !err; i++) {
+		if (i && ifs[i] == ifs[0])
+			continue;
+		diag_request(&q, &peer, &local, ifs[i]);
+		int e = diag_one(r, &q, &m);
+		if (e == 0 && (m.idiag_state == LISTENING || cookie_of(&m) == self ||
+			       !same_place(&peer, m.id.idiag_src, m.id.idiag_sport, m.idiag_family) ||
+			       !same_place(&local, m.id.idiag_dst, m.id.idiag_dport, m.idiag_family)))
+			e = -ENOENT;
+		if (e == 0) {
+			*d = (struct diag){.cookie = cookie_of(&m), .inode = m.idiag_inode, .tcp_state = m.idiag_state};
+			lk_unlock(&r->diag_lk, nested);
+			return 0;
+		}
+		if (e != -ENOENT)
+			err = e;
+		if (i == 0) {
+			ifs[1] = (u32)sockopt_int(fd, SOL_SOCKET, SO_BINDTOIFINDEX);
+			n = ifs[0] || ifs[1] ? 4 : 1;
+		}
+	}
+	lk_unlock(&r->diag_lk, nested);
+	return err ? err : -ENOENT;
+}
+
+/* ---- entries that end ---- */
+
+/* Nobody's any more: withdrawn first, then free. Several processes may do this to one entry. */
+static void listener_drop(struct listener *e, u64 own, u64 cookie)
+{
+	atomic_compare_exchange_strong(&e->cookie, &cookie, 0);
+	atomic_compare_exchange_strong(&e->own, &own, 0);
+}
+
+/* What this process published ends. `all`: with its program; its sockets may live on in who was forked from it. */
+static void own_drop(struct registry *r, int all)
+{
+	struct table *t = r->t;
+
+	for (u32 i = 0; i < LISTENERS; i++) {
+		u64 own = atomic_load_explicit(&t->l[i].own, memory_order_relaxed);
+		if (own != own_of(r))
+			continue;
+		u64 c = atomic_load(&t->l[i].cookie);
+		if (all)
+			atomic_fetch_or(&t->l[i].flags, LF_ORPHAN); /* still open; who looks it up asks the kernel */
+		else
+			listener_drop(&t->l[i], own, c);
+	}
+	for (u32 i = 0; all && i < OFFERS; i++) {
+		u64 own = atomic_load_explicit(&t->own[i], memory_order_relaxed);
+		if (own != own_of(r))
+			continue;
+		u64 w = atomic_load(&t->state[i]);
+		atomic_compare_exchange_strong(&t->state[i], &w, 0);
+		atomic_compare_exchange_strong(&t->own[i], &own, 0);
+	}
+}
+
+/* ---- the process's file ---- */
+
+static char *page_name(char *p, u64 pid, u64 start)
+{
+	*p++ = 'p';
+	*p++ = '.';
+	p = put_u64(p, pid);
+	*p++ = '.';
+	p = put_u64(p, start);
+	*p = 0;
+	return p;
+}
+
+static int page_make(struct registry *r, int dir, const char comm[16])
+{
+	char name[64];
+	struct stat st;
+	struct proc_page *p;
+	long fd, m;
+
+	page_name(name, r->pid, r->start);
+	int fresh = 1;
+	for (int try = 0;; try++) {
+		fresh = 1;
+		fd = sys(SYS_openat, dir, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+		if (fd == -EEXIST) { /* ours from before an exec: its counters go on */
+			fresh = 0;
+			fd = sys(SYS_openat, dir, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0);
+		}
+		if (fd < 0)
+			return fd == -ENOSPC || fd == -ENOMEM || fd == -EMFILE || fd == -ENFILE ? -R_MEMORY : -R_REGISTRY;
+		m = fresh ? sys(SYS_fallocate, fd, 0, 0, 4096) : sys(SYS_fstat, fd, &st);
+		if (!failed(m) && !fresh && (!S_ISREG(st.st_mode) || st.st_uid != r->uid || st.st_size < 4096))
+			m = -EINVAL;
+		if (!failed(m))
+			m = sys(SYS_mmap, 0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (failed(m)) {
+			sys(SYS_close, fd);
+			sys(SYS_unlinkat, dir, name, 0);
+			if (!fresh && !try)
+				continue;
+			return -R_MEMORY;
+		}
+		p = (struct proc_page *)m;
+		if (fresh)
+			break;
+		u32 blocks = atomic_load(&p->nblocks);
+		if (p->magic == PROC_MAGIC && p->abi == SMCR_ABI && p->pid == r->pid && p->start == r->start &&
+		    blocks <= SOCK_MAX && 4096 + (u64)blocks * sizeof(struct block) <= (u64)st.st_size)
+			break;
+		sys(SYS_munmap, m, 4096);
+		sys(SYS_close, fd);
+		sys(SYS_unlinkat, dir, name, 0); /* another version's */
+		if (try)
+			return -R_REGISTRY;
+	}
+	p->abi = SMCR_ABI;
+	p->pid = r->pid;
+	p->start = r->start;
+	p->pidns = r->pidns;
+	memcpy(p->comm, comm, sizeof p->comm);
+	atomic_thread_fence(memory_order_release);
+	p->magic = PROC_MAGIC;
+
+	if (!fresh)
+		own_drop(r, 1);
+	const char *report = env("SMCR_REPORT_DIR");
+	if (report && strlen(report) < 256) {
+		char to[256 + 64];
+		strcpy(to, report);
+		strcat(strcat(to, "/"), name);
+		sys(SYS_linkat, dir, name, AT_FDCWD, to, 0);
+	}
+	S->procfd = fd_hide((int)fd);
+	r->page_own = 1;
+	__atomic_store_n(&S->proc, p, __ATOMIC_RELEASE);
+	return 0;
+}
+
+/* ---- sweeping ---- */
+
+static int listener_copy(const struct listener *e, struct listener *to)
+{
+	u64 c = atomic_load_explicit(&e->cookie, memory_order_acquire);
+
+	if (!c)
+		return 0;
+	memcpy(to, e, sizeof *to);
+	atomic_thread_fence(memory_order_acquire);
+	return atomic_load_explicit(&e->cookie, memory_order_relaxed) == c && to->cookie == c;
+}
+
+static int is_cookie(const struct inet_diag_msg *m, void *arg)
+{
+	return cookie_of(m) == *(u64 *)arg;
+}
+
+static u64 my_netns(struct registry *r)
+{
+	if (!r->netns_known) {
+		int nested = lk_lock(&r->diag_lk);
+		if (diag_open() == 0) {
+			r->netns = sockopt_u64(S->diag, SO_NETNS_COOKIE);
+			r->netns_known = 1;
+		}
+		lk_unlock(&r->diag_lk, nested);
+	}
+	return r->netns;
+}
+
+/* Is that very socket still listening? 1, 0, or -errno. */
+static int listener_lives(struct registry *r, const struct listener *e)
+{
+	struct place p = {.port = e->port, .family = e->family, .scope = e->scope};
+	struct inet_diag_req_v2 q;
+	struct inet_diag_msg m;
+	u64 cookie = e->cookie;
+
+	if (e->family != AF_INET && e->family != AF_INET6)
+		return 0;
+	if (my_netns(r) != e->netns)
+		return -EXDEV;
+	memcpy(p.addr, e->addr, 16);
+	int nested = lk_lock(&r->diag_lk), ret = diag_open();
+	if (!ret) {
+		diag_request(&q, &p, 0, p.scope);
+		ret = diag_one(r, &q, &m);
+		if (ret == 0 && cookie_of(&m) == cookie)
+			ret = m.idiag_state == LISTENING;
+		else if (ret == 0 || ret == -ENOENT) /* another one of a SO_REUSEPORT group, or bound to an interface */
+			ret = nested ? -EBUSY : diag_listeners(r, e->family, e->port, is_cookie, &cookie);
+	}
+	lk_unlock(&r->diag_lk, nested);
+	return ret;
+}
+
+static void sweep_tables(struct registry *r)
+{
+	struct table *t = r->t;
+	struct judge j = {.deep = DEEP};
+	struct listener e;
+
+	for (u32 i = 0; i < LISTENERS; i++) {
+		u64 own = atomic_load_explicit(&t->l[i].own, memory_order_relaxed);
+		if (!own)
+			continue;
+		u64 c = atomic_load(&t->l[i].cookie);
+		int orphan = atomic_load(&t->l[i].flags) & LF_ORPHAN;
+		if (alive(r, &j, own, t->l[i].start) && !orphan)
+			continue;
+		if (c && listener_copy(&t->l[i], &e)) {
+			int lives = listener_lives(r, &e);
+			if (lives > 0 || (lives < 0 && orphan))
+				continue; /* who was forked from the dead goes on listening */
+		}
+		listener_drop(&t->l[i], own, c);
+	}
+	for (u32 i = 0; i < OFFERS; i++) {
+		u64 own = atomic_load_explicit(&t->own[i], memory_order_relaxed);
+		if (!own || alive(r, &j, own, t->o[i].start))
+			continue;
+		u64 w = atomic_load(&t->state[i]);
+		atomic_compare_exchange_strong(&t->state[i], &w, 0);
+		atomic_compare_exchange_strong(&t->own[i], &own, 0);
+	}
+}
+
+/* Files of the dead. Returns how many of the living there are beside us. */
+static int sweep_files(struct registry *r, int dir)
+{
+	struct judge j = {.deep = DEEP};
+	char buf[4096];
+	int others = 0;
+
+	for (int k = 0; k < 1024; k++) {
+		long n = sys(SYS_getdents64, dir, buf, sizeof buf);
+		if (n <= 0)
+			break;
+		for (long at = 0; at + 19 < n;) {
+			const struct dirent64 *d = (const void *)(buf + at);
+			u64 pid, start = 0, ns = r->pidns;
+			at += d->d_reclen;
+			const char *p = d->d_name;
+			int page = p[0] == 'p';
+			if ((!page && p[0] != 't') || p[1] != '.' || !(p = get_u64(p + 2, &pid)))
+				continue;
+			if (page && (*p != '.' || !get_u64(p + 1, &start)))
+				continue;
+			if (pid > 0x7fffffff || alive(r, &j, (u64)r->pidns << 32 | (u32)pid, start)) {
+				others += page && pid != r->pid;
+				continue;
+			}
+			if (page) { /* dead here, unless it belongs to another pid namespace */
+				struct proc_page head;
+				long fd = sys(SYS_openat, dir, d->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
+				if (fd >= 0 && sys(SYS_read, fd, &head, sizeof head) == sizeof head && head.magic == PROC_MAGIC &&
+				    head.abi == SMCR_ABI)
+					ns = head.pidns;
+				if (fd >= 0)
+					sys(SYS_close, fd);
+			}
+			if (ns == r->pidns)
+				sys(SYS_unlinkat, dir, d->d_name, 0);
+			else
+				others++;
+		}
+	}
+	return others;
+}
+
+/* ---- opening ---- */
+
+/* Made under another name and linked when it is whole: nobody ever sees half a table. */
+static int table_make(struct registry *r, int dir)
+{
+	char name[48] = "t.";
+	struct table head = {.magic = REG_MAGIC, .version = REG_VERSION, .size = sizeof(struct table)};
+
+	char *p = put_u64(name + 2, r->pid);
+	*p++ = '.';
+	*put_u64(p, my_tid()) = 0;
+	sys(SYS_unlinkat, dir, name, 0);
+	long fd = sys(SYS_openat, dir, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0)
+		return fd == -ENOSPC || fd == -ENOMEM ? -R_MEMORY : -R_REGISTRY;
+	/* fallocate: a full file system is an error here and not a SIGBUS later. */
+	long e = sys(SYS_fallocate, fd, 0, 0, sizeof(struct table));
+	if (e == 0 && sys(SYS_pwrite64, fd, &head, 16, 0) != 16)
+		e = -EIO;
+	if (e == 0) {
+		e = sys(SYS_linkat, dir, name, dir, "registry", 0);
+		if (e == -EEXIST)
+			e = 0;
+	}
+	sys(SYS_close, fd);
+	sys(SYS_unlinkat, dir, name, 0);
+	return e == 0 ? 0 : e == -ENOSPC || e == -ENOMEM ? -R_MEMORY : -R_REGISTRY;
+}
+
+static int table_map(struct registry *r, int dir)
+{
+	struct stat st;
+	struct { u32 magic, version; u64 size; } head;
+	int err = -R_REGISTRY;
+
+	for (int try = 0; try < 4; try++) {
+		long fd = sys(SYS_openat, dir, "registry", O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0);
+		if (fd == -ENOENT) {
+			err = table_make(r, dir);
+			if (err)
+				return err;
+			continue;
+		}
+		if (fd < 0)
+			return -R_REGISTRY;
+		err = -R_REGISTRY;
+		if (sys(SYS_fstat, fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == r->uid && !(st.st_mode & 077) &&
+		    sys(SYS_pread64, fd, &head, sizeof head, 0) == sizeof head) {
+			if (head.magic == REG_MAGIC && head.version == REG_VERSION && head.size == sizeof(struct table) &&
+			    (u64)st.st_size >= head.size) {
+				long m = sys(SYS_mmap, 0, sizeof(struct table), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+				sys(SYS_close, fd);
+				if (failed(m))
+					return -R_MEMORY;
+				r->t = (struct table *)m;
+				return 0;
+			}
+			err = head.magic == REG_MAGIC ? -R_VERSION : -R_REGISTRY;
+		}
+		sys(SYS_close, fd);
+		/* Another version's, or broken. When nobody is left who uses it, a new one begins. */
+		sys(SYS_lseek, dir, 0, SEEK_SET);
+		if (sweep_files(r, dir) > 0)
+			return err;
+		sys(SYS_unlinkat, dir, "registry", 0);
+	}
+	return err;
+}
+
+static int dir_open(struct registry *r)
+{
+	const char *d = env("SMCR_RUN_DIR");
+	struct stat st;
+
+	if (d && strlen(d) >= sizeof r->dir)
+		return -R_REGISTRY;
+	if (d) {
+		strcpy(r->dir, d);
+	} else {
+		strcpy(r->dir, "/dev/shm/smcr-");
+		*put_u64(r->dir + strlen(r->dir), r->uid) = 0;
+	}
+	long fd = -ENOENT;
+	for (int try = 0; try < 2 && fd == -ENOENT; try++) {
+		if (try)
+			sys(SYS_mkdirat, AT_FDCWD, r->dir, 0700);
+		fd = sys(SYS_openat, AT_FDCWD, r->dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+	}
+	if (fd < 0)
+		return -R_REGISTRY;
+	/* A directory that somebody else made or may write would let him speak in our name. */
+	if (sys(SYS_fstat, fd, &st) < 0 || st.st_uid != r->uid || (st.st_mode & 077)) {
+		sys(SYS_close, fd);
+		return -R_REGISTRY;
+	}
+	return (int)fd;
+}
+
+static struct registry *reg_mine(void)
+{
+	struct registry *r = __atomic_load_n(&S->reg, __ATOMIC_ACQUIRE);
+
+	if (r)
+		return r;
+	long m = sys(SYS_mmap, 0, sizeof *r, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (failed(m))
+		return 0;
+	if (!__atomic_compare_exchange_n(&S->reg, &r, (struct registry *)m, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+		sys(SYS_munmap, m, sizeof *r);
+		return r;
+	}
+	return (struct registry *)m;
+}
+
+/* After setuid the tables are another user's. Threads may be reading them: zeros take their place, not a hole. */
+static int uid_changed(struct registry *r)
+{
+	if (likely((u32)sys(SYS_geteuid) == r->uid))
+		return 0;
+	int nested = lk_lock(&r->lk);
+	if (!r->left) {
+		if (r->t)
+			sys(SYS_mmap, r->t, sizeof(struct table), PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+		r->left = 1;
+		fd_unhide(S->procfd);
+		S->procfd = -1;
+	}
+	lk_unlock(&r->lk, nested);
+	return 1;
+}
+
+/* The tables if they may be used. */
+static struct registry *reg_use(void)
+{
+	struct registry *r = __atomic_load_n(&S->reg, __ATOMIC_ACQUIRE);
+
+	if (!r || __atomic_load_n(&r->pid, __ATOMIC_ACQUIRE) != S->pid || r->left || uid_changed(r))
+		return 0;
+	return r;
+}
+
+static int reg_open(struct registry *r)
+{
+	struct stat st;
+	char comm[16];
+	int gone, dir, err;
+
+	r->uid = (u32)sys(SYS_geteuid);
+	r->pid = 0;
+	r->start = start_of("self", comm, &gone);
+	if (!r->start)
+		sys(SYS_prctl, 15 /* PR_GET_NAME */, comm);
+	r->pidns = sys(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &st, 0) == 0 ? (u32)st.st_ino : 0;
+	dir = dir_open(r);
+	if (dir < 0)
+		return dir;
+	u32 pid = S->pid;
+	r->pid = pid; /* for names; published again when all is ready */
+	err = r->t ? 0 : table_map(r, dir);
+	if (!err)
+		err = page_make(r, dir, comm);
+	if (!err) {
+		sys(SYS_lseek, dir, 0, SEEK_SET);
+		sweep_files(r, dir);
+		sweep_tables(r);
+	}
+	sys(SYS_close, dir);
+	__atomic_store_n(&r->pid, err ? 0 : pid, __ATOMIC_RELEASE);
+	return err;
+}
+
+int reg_ready(void)
+{
+	struct registry *r = reg_use();
+
+	if (likely(r && S->proc))
+		return 0;
+	if (S->engine == ENG_DEAD)
+		return -(int)(S->engine_reason ? S->engine_reason : R_ENGINE);
+	r = reg_mine();
+	if (!r)
+		return -R_MEMORY;
+	if (r->left)
+		return -R_REGISTRY;
+	int nested = lk_lock(&r->lk);
+	if (nested)
+		return -R_REGISTRY; /* a signal handler in the middle of it: this connection stays plain */
+	int err = 0;
+	if (r->pid != S->pid || !S->proc) {
+		err = r->err;
+		if (!err || now_ns() >= r->again) {
+			err = reg_open(r);
+			r->err = err;
+			if (err)
+				r->again = now_ns() + RETRY_NS;
+		}
+	}
+	lk_unlock(&r->lk, 0);
+	return err;
+}
+
+/* ---- listeners ---- */
+
+/* The entry of that socket, or 0. */
+static struct listener *listener_find(struct table *t, u16 port, u64 cookie)
+{
+	for (u32 i = 0; i < CHAIN; i++) {
+		u32 b = (port + i) % CHAIN;
+		for (u32 k = 0; k < BUCKET; k++)
+			if (atomic_load_explicit(&t->l[b * BUCKET + k].cookie, memory_order_acquire) == cookie)
+				return &t->l[b * BUCKET + k];
+		if (!atomic_load(&t->spilled[b]))
+			return 0;
+	}
+	return 0;
+}
+
+static struct listener *listener_take(struct table *t, u16 port, u64 own)
+{
+	for (u32 i = 0; i < CHAIN; i++) {
+		u32 b = (port + i) % CHAIN;
+		for (u32 k = 0; k < BUCKET; k++) {
+			struct listener *e = &t->l[b * BUCKET + k];
+			u64 none = 0;
+			if (!atomic_load(&e->own) && atomic_compare_exchange_strong(&e->own, &none, own))
+				return e;
+		}
+		atomic_store(&t->spilled[b], 1);
+	}
+	return 0;
+}
+
+static void now_listener(int fd, struct table *t, struct listener *e)
+{
+	if ((unsigned)fd >= FD_MAX)
+		return;
+	atomic_store(&S->fd_sock[fd], (u32)(e - t->l) + 1);
+	u32 top = atomic_load(&S->fd_top), n = (u32)fd + 1;
+	while (top < n && !atomic_compare_exchange_weak(&S->fd_top, &top, n))
+		;
+	atomic_store_explicit(&S->fd_kind[fd], FD_LISTENER, memory_order_release);
+}
+
+int reg_listen(int fd)
+{
+	int err = S->mode == MODE_OFF ? -R_OFF : reg_ready();
+	struct registry *r = err ? 0 : reg_use();
+	struct place p;
+
+	if (!r)
+		return err ? err : -R_REGISTRY;
+	/* A client that only connects would never be accepted, so never claimed; data on the SYN would precede the handshake. */
+	if (sockopt_int(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT) || sockopt_int(fd, IPPROTO_TCP, TCP_FASTOPEN))
+		return -R_SOCKOPT;
+	if (name_place(fd, SYS_getsockname, &p) < 0 || !p.port)
+		return -R_REGISTRY;
+	u64 cookie = sockopt_u64(fd, SO_COOKIE), own = own_of(r);
+	if (!cookie)
+		return -R_REGISTRY;
+
+	struct listener *e = listener_find(r->t, p.port, cookie);
+	if (e) { /* listen again, or inherited */
+		struct judge j = {.deep = 1};
+		u64 was = atomic_load(&e->own);
+		if (was != own && (!alive(r, &j, was, e->start) || (atomic_load(&e->flags) & LF_ORPHAN)) &&
+		    atomic_compare_exchange_strong(&e->own, &was, own)) {
+			e->start = r->start;
+			atomic_fetch_and(&e->flags, (u8)~LF_ORPHAN);
+			atomic_store(&e->cookie, cookie); /* a sweeper may just have withdrawn it */
+		} else if (was == own) {
+			atomic_fetch_and(&e->flags, (u8)~LF_ORPHAN);
+		}
+		now_listener(fd, r->t, e);
+		return 0;
+	}
+	e = listener_take(r->t, p.port, own);
+	if (!e) {
+		sweep_tables(r);
+		e = listener_take(r->t, p.port, own);
+	}
+	if (!e)
+		return -R_REGISTRY;
+	e->start = r->start;
+	e->netns = sockopt_u64(fd, SO_NETNS_COOKIE);
+	memcpy(e->addr, p.addr, 16);
+	e->port = p.port;
+	e->family = p.family;
+	e->scope = p.scope;
+	e->uid = r->uid;
+	e->abi = SMCR_ABI;
+	atomic_store(&e->flags, p.family == AF_INET6 && sockopt_int(fd, IPPROTO_IPV6, IPV6_V6ONLY) ? LF_V6ONLY : 0);
+	atomic_store(&e->cookie, cookie);
+	now_listener(fd, r->t, e);
+	return 0;
+}
+
+int reg_is_listener(int fd)
+{
+	struct registry *r = reg_ready() < 0 ? 0 : reg_use();
+	struct place p;
+	u64 cookie = sockopt_u64(fd, SO_COOKIE);
+
+	if (!r || !cookie || name_place(fd, SYS_getsockname, &p) < 0)
+		return 0;
+	struct listener *e = listener_find(r->t, p.port, cookie);
+	if (e)
+		now_listener(fd, r->t, e);
+	return e != 0;
+}
+
+void reg_unlisten(int fd)
+{
+	struct registry *r = reg_use();
+	struct place p;
+	u64 cookie = sockopt_u64(fd, SO_COOKIE);
+
+	if ((unsigned)fd < FD_MAX) {
+		u8 kind = FD_LISTENER;
+		atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN);
+	}
+	if (!r || !cookie || name_place(fd, SYS_getsockname, &p) < 0)
+		return;
+	struct listener *e = listener_find(r->t, p.port, cookie);
+	if (e)
+		listener_drop(e, atomic_load(&e->own), cookie);
+}
+
+/*
+ * An entry belongs to the socket, not to a process: a master that forks its workers and closes or exits must not take it
+ * away, and who was forked must not either. So the publisher asks the kernel whether the socket still listens; whoever
+ * else closes leaves it to the publisher while that lives. Somebody left: an orphan, judged by the kernel from then on.
+ */
+void reg_gone(u32 listener)
+{
+	struct registry *r = reg_use();
+	struct judge j = {.deep = 1};
+	struct listener e;
+
+	if (!r || !listener || listener > LISTENERS)
+		return;
+	struct listener *p = &r->t->l[listener - 1];
+	if (!listener_copy(p, &e))
+		return;
+	u64 own = e.own;
+	if (own != own_of(r) && !(e.flags & LF_ORPHAN) && alive(r, &j, own, e.start))
+		return;
+	if (listener_lives(r, &e) > 0)
+		atomic_fetch_or(&p->flags, LF_ORPHAN);
+	else
+		listener_drop(p, own, e.cookie);
+}
+
+static int matches(const struct listener *e, const struct place *to)
+{
+	struct place at = {.port = e->port, .family = e->family};
+
+	memcpy(at.addr, e->addr, 16);
+	if (at.port != to->port)
+		return 0;
+	if (at.family == to->family && !memcmp(at.addr, to->addr, 16))
+		return !e->scope || !to->scope || e->scope == to->scope;
+	return is_any(&at) && (at.family == to->family || (at.family == AF_INET6 && !(e->flags & LF_V6ONLY)));
+}
+
+int reg_lookup(const struct sockaddr *sa, socklen_t len)
+{
+	int err = S->mode == MODE_OFF ? -R_OFF : reg_ready(), found = -R_NO_LISTENER;
+	struct registry *r = err ? 0 : reg_use();
+	struct judge j = {0};
+	struct listener e;
+	struct place to;
+
+	if (!r)
+		return err ? err : -R_REGISTRY;
+	if (!sa || !place_of(sa, len, &to))
+		return -R_NO_LISTENER;
+	if (is_any(&to)) /* the kernel connects to the loopback address */
+		memcpy(to.addr, to.family == AF_INET ? "\x7f\0\0\1" : "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1", to.family == AF_INET ? 4 : 16);
+	for (u32 i = 0; i < CHAIN; i++) {
+		u32 b = (to.port + i) % CHAIN;
+		for (u32 k = 0; k < BUCKET; k++) {
+			struct listener *p = &r->t->l[b * BUCKET + k];
+			if (!listener_copy(p, &e) || !matches(&e, &to) || e.uid != r->uid || e.netns != my_netns(r))
+				continue;
+			if (!alive(r, &j, e.own, e.start) || (e.flags & LF_ORPHAN)) {
+				if (listener_lives(r, &e) <= 0) {
+					listener_drop(p, e.own, e.cookie);
+					continue;
+				}
+				atomic_fetch_or(&p->flags, LF_ORPHAN);
+			}
+			if (e.abi == SMCR_ABI)
+				return 0;
+			found = -R_VERSION;
+		}
+		if (!atomic_load(&r->t->spilled[b]))
+			break;
+	}
+	return found;
+}
+
+struct unknown {
+	struct table *t;
+	struct place to;
+};
+
+/* A listening socket that may take connections to that place and is not in the table. */
+static int is_unknown(const struct inet_diag_msg *m, void *arg)
+{
+	struct unknown *u = arg;
+	struct place at = {.port = ntohs(m->id.idiag_sport), .family = m->idiag_family};
+
+	memcpy(at.addr, m->id.idiag_src, at.family == AF_INET ? 4 : 16);
+	if (!is_any(&at) && !same_place(&u->to, m->id.idiag_src, m->id.idiag_sport, m->idiag_family))
+		return 0;
+	return !listener_find(u->t, at.port, cookie_of(m));
+}
+
+int diag_foreign_listener(int fd)
+{
+	struct registry *r = reg_use();
+	struct unknown u;
+	int found = 0;
+
+	if (!r || name_place(fd, SYS_getpeername, &u.to) < 0)
+		return 0;
+	u.t = r->t;
+	int nested = lk_lock(&r->diag_lk);
+	if (!nested && diag_open() == 0) {
+		found = diag_listeners(r, AF_INET6, u.to.port, is_unknown, &u);
+		if (found <= 0 && u.to.family == AF_INET)
+			found = diag_listeners(r, AF_INET, u.to.port, is_unknown, &u);
+	}
+	lk_unlock(&r->diag_lk, nested);
+	return found > 0;
+}
+
+/* ---- offers ---- */
+
+static u64 word(u64 cookie, u32 state)
+{
+	return cookie << 2 | state;
+}
+
+static u32 bucket_of(u64 cookie)
+{
+	return (u32)((cookie * 0x9E3779B97F4A7C15ull) >> 55) * BUCKET; /* 9 bits: 512 buckets */
+}
+
+/* The i-th place where that cookie may lie: its bucket, then the neighbour. */
+static u32 place_at(u64 cookie, u32 i)
+{
+	return (bucket_of(cookie) ^ (i & BUCKET)) + (i & (BUCKET - 1));
+}
+#define PLACES (2 * BUCKET)
+_Static_assert(OFFERS == 512 * BUCKET, "bucket_of makes 9 bits");
+
+static struct table *offers(int slot)
+{
+	struct registry *r = (u32)slot < OFFERS ? reg_use() : 0;
+
+	return r ? r->t : 0;
+}
+
+int reg_offer(int fd, u64 *cookie)
+{
+	int err = reg_ready();
+	struct registry *r = err ? 0 : reg_use();
+	struct judge j = {.deep = 4};
+
+	if (!r)
+		return err ? err : -R_REGISTRY;
+	struct table *t = r->t;
+	u64 c = sockopt_u64(fd, SO_COOKIE), me = own_of(r);
+	if (!c)
+		return -R_REGISTRY;
+	for (int pass = 0; pass < 2; pass++)
+		for (u32 i = 0; i < PLACES; i++) {
+			u32 n = place_at(c, i);
+			u64 own = atomic_load_explicit(&t->own[n], memory_order_relaxed);
+			if (own && pass && !alive(r, &j, own, t->o[n].start)) {
+				u64 w = atomic_load(&t->state[n]);
+				atomic_compare_exchange_strong(&t->state[n], &w, 0);
+				if (atomic_compare_exchange_strong(&t->own[n], &own, 0))
+					own = 0;
+			}
+			if (own || !atomic_compare_exchange_strong(&t->own[n], &own, me))
+				continue;
+			struct offer *o = &t->o[n];
+			atomic_store(&o->gid_of, 0);
+			o->start = r->start;
+			o->uid = r->uid;
+			o->abi = SMCR_ABI;
+			atomic_store(&t->state[n], word(c, REG_OFFERED));
+			*cookie = c;
+			return (int)n;
+		}
+	return -R_REGISTRY;
+}
+
+int reg_find(u64 cookie)
+{
+	struct registry *r = reg_use();
+
+	if (!r || !cookie)
+		return -1;
+	for (u32 i = 0; i < PLACES; i++) {
+		u32 n = place_at(cookie, i);
+		if (atomic_load(&r->t->state[n]) == word(cookie, REG_OFFERED) && r->t->o[n].abi == SMCR_ABI &&
+		    r->t->o[n].uid == r->uid)
+			return (int)n;
+	}
+	return -1;
+}
+
+static int step(int slot, u64 cookie, u32 to)
+{
+	struct table *t = offers(slot);
+	u64 w = word(cookie, REG_OFFERED);
+
+	return t && cookie && atomic_compare_exchange_strong(&t->state[slot], &w, word(cookie, to));
+}
+
+int reg_claim(int slot, u64 cookie)
+{
+	return step(slot, cookie, REG_CLAIMED);
+}
+
+int reg_withdraw(int slot, u64 cookie)
+{
+	return step(slot, cookie, REG_WITHDRAWN);
+}
+
+int reg_state(int slot, u64 cookie)
+{
+	struct table *t = offers(slot);
+	u64 w = t ? atomic_load(&t->state[slot]) : 0;
+
+	return cookie && w >> 2 == word(cookie, 0) >> 2 ? (int)(w & 3) : REG_FREE;
+}
+
+void reg_done(int slot, u64 cookie)
+{
+	struct table *t = offers(slot);
+
+	if (!t || !cookie)
+		return;
+	u64 own = atomic_load(&t->own[slot]), w = atomic_load(&t->state[slot]);
+	if (w >> 2 == word(cookie, 0) >> 2 && atomic_compare_exchange_strong(&t->state[slot], &w, 0))
+		atomic_compare_exchange_strong(&t->own[slot], &own, 0);
+}
+
+void reg_set_gid(int slot, u64 cookie, const u8 gid[16])
+{
+	struct table *t = offers(slot);
+	u64 g[2];
+
+	if (reg_state(slot, cookie) == REG_FREE)
+		return;
+	memcpy(g, gid, 16);
+	atomic_store(&t->o[slot].gid[0], g[0]);
+	atomic_store(&t->o[slot].gid[1], g[1]);
+	atomic_store(&t->o[slot].gid_of, cookie);
+}
+
+int reg_get_gid(int slot, u64 cookie, u8 gid[16])
+{
+	struct table *t = offers(slot);
+	u64 g[2];
+
+	if (reg_state(slot, cookie) == REG_FREE || atomic_load(&t->o[slot].gid_of) != cookie)
+		return -EAGAIN;
+	g[0] = atomic_load(&t->o[slot].gid[0]);
+	g[1] = atomic_load(&t->o[slot].gid[1]);
+	if (atomic_load(&t->o[slot].gid_of) != cookie)
+		return -EAGAIN;
+	memcpy(gid, g, 16);
+	return 0;
+}
+
+/* ---- fork, exec, exit ---- */
+
+void reg_forked(void)
+{
+	struct registry *r = S->reg;
+
+	fd_unhide(S->procfd);
+	S->procfd = -1;
+	fd_unhide(S->diag); /* shared with the parent: answers would get mixed up */
+	S->diag = -1;
+	S->proc = 0; /* inherited blocks stay mapped and count in the parent's page */
+	if (r) {
+		atomic_store(&r->lk.w, 0);
+		atomic_store(&r->diag_lk.w, 0);
+		r->pid = r->page_own = 0;
+		r->netns_known = 0;
+		r->err = 0;
+	}
+}
+
+void reg_exec(void)
+{
+	struct registry *r = reg_use();
+
+	if (!r)
+		return;
+	own_drop(r, 0);
+	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++) {
+		u8 kind = FD_LISTENER; /* should exec fail, the next accept publishes it again */
+		atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN);
+	}
+}
+
+void reg_exit(void)
+{
+	struct registry *r = reg_use();
+	char path[sizeof r->dir + 64];
+
+	if (!r || !r->page_own)
+		return;
+	own_drop(r, 1);
+	strcpy(path, r->dir);
+	strcat(path, "/");
+	page_name(path + strlen(path), r->pid, r->start);
+	sys(SYS_unlinkat, AT_FDCWD, path, 0);
+	r->page_own = 0;
+}

@@ -1,0 +1,492 @@
+/*
+ * What a connection of ours is at the moment, and how it changes: first use, handshake's end in SMC-R or
+ * TCP, death of the peer. The states are enum conn_state; ARCHITECTURE "Life of one connection" is the map.
+ */
+#include "shim.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+
+#include "sys.h"
+
+#define IN_BITS (EPOLLIN | EPOLLRDNORM)
+#define OUT_BITS (EPOLLOUT | EPOLLWRNORM)
+#define SETTLE_NS 300000000ll	   /* the engine finishes or declines within 100 ms; more means that it is stuck */
+#define FLUSH_NS 2000000000ll	   /* staged bytes always fit a socket buffer of default size; this bounds the rest */
+
+static u32 state_of(const struct sock *s)
+{
+	return atomic_load_explicit(&s->b->state, memory_order_acquire);
+}
+
+static int negotiating(u32 st)
+{
+	return st == S_OFFERED || st == S_CLC;
+}
+
+/* ---- becoming plain ---- */
+
+/* Under b->lock. The last step: from here on the kernel alone answers. */
+static void plain_locked(struct sock *s)
+{
+	epoll_sock_plain(s);
+	atomic_store_explicit(&s->b->state, S_TCP, memory_order_release);
+	sock_fire(s);
+	sock_plain(s);
+}
+
+/* The program may not have plain TCP: both sides see a reset. */
+static void refuse(struct sock *s)
+{
+	struct linger now = {1, 0};
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+
+	sys(SYS_setsockopt, s->fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+	sys(SYS_connect, s->fd, &none, sizeof none);
+}
+
+static void decided_tcp(struct sock *s, u32 reason, u32 diagnosis)
+{
+	atomic_store(&s->b->reason, reason);
+	s->b->diagnosis = diagnosis;
+	count_tcp(reason);
+	if (S->mode == MODE_REQUIRE)
+		refuse(s);
+}
+
+/* Sends what is staged; under tx. Returns what is left. */
+static u32 flush_locked(struct sock *s)
+{
+	struct block *b = s->b;
+	u32 len = atomic_load(&b->stage_len);
+
+	while (s->stage && b->stage_done < len) {
+		long n = sys(SYS_sendto, s->fd, s->stage + b->stage_done, len - b->stage_done,
+			     MSG_DONTWAIT | MSG_NOSIGNAL, 0, 0);
+		if (n == -EINTR)
+			continue;
+		if (n == -EAGAIN)
+			return len - b->stage_done;
+		if (n < 0) /* the peer is gone: what TCP would have lost is lost */
+			break;
+		b->stage_done += (u32)n;
+	}
+	atomic_store(&b->stage_len, 0);
+	b->stage_done = 0;
+	return 0;
+}
+
+static void stage_drop(struct sock *s)
+{
+	u8 *p = s->stage;
+
+	s->stage = 0;
+	if (p)
+		sys(SYS_munmap, p, STAGE_SIZE);
+}
+
+u32 sock_flush(struct sock *s)
+{
+	struct block *b = s->b;
+	u32 left = 0;
+	int nested = lk_lock(&b->lock);
+
+	if (state_of(s) == S_FLUSH) {
+		int ntx = lk_lock(&b->tx);
+		left = flush_locked(s);
+		if (!left) {
+			plain_locked(s);
+			stage_drop(s);
+		} else {
+			sock_fire(s); /* room in staging */
+		}
+		lk_unlock(&b->tx, ntx);
+	}
+	lk_unlock(&b->lock, nested);
+	return left;
+}
+
+u32 sock_fallback(struct sock *s, u32 reason, u32 diagnosis)
+{
+	struct block *b = s->b;
+	int nested = lk_lock(&b->lock);
+	u32 st = state_of(s), left = 0;
+
+	if (st == S_ACCEPTED || negotiating(st)) {
+		decided_tcp(s, reason, diagnosis);
+		atomic_store_explicit(&b->state, S_FLUSH, memory_order_release);
+		left = sock_flush(s);
+	}
+	lk_unlock(&b->lock, nested);
+	return left;
+}
+
+/* What arrived instead of the handshake cannot be given to the program, nor taken back. */
+void sock_broken(struct sock *s, u32 reason, int err)
+{
+	struct block *b = s->b;
+	int nested = lk_lock(&b->lock);
+
+	if (negotiating(state_of(s))) {
+		atomic_store(&b->reason, reason);
+		atomic_store(&b->so_error, err);
+		atomic_fetch_or(&b->flags, BF_RESET | BF_GONE | BF_FIN);
+		if (S->proc)
+			atomic_fetch_add(&S->proc->fallbacks[reason], 1);
+		refuse(s);
+		stage_drop(s);
+		atomic_store_explicit(&b->state, S_BROKEN, memory_order_release);
+	}
+	lk_unlock(&b->lock, nested);
+	sock_fire(s);
+}
+
+/* ---- first use of an accepted socket ---- */
+
+static void claim(struct sock *s)
+{
+	struct block *b = s->b;
+	struct diag d;
+	u32 why = R_NO_CLIENT;
+	int slot = -1;
+
+	if (S->mode == MODE_OFF) {
+		why = R_OFF;
+	} else if (diag_mirror(s->fd, &d) == 0 && (slot = reg_find(d.cookie)) >= 0) {
+		int r = engine_start();
+		if (r < 0) {
+			why = (u32)-r;
+			slot = -1;
+		}
+	}
+
+	int nested = lk_lock(&b->lock);
+	if (state_of(s) == S_ACCEPTED) {
+		if (slot >= 0 && reg_claim(slot, d.cookie)) {
+			b->peer_cookie = d.cookie;
+			atomic_store_explicit(&b->state, S_CLC, memory_order_release);
+			engine_post(REQ_SERVER, s, (u64)slot);
+		} else {
+			sock_fallback(s, why, 0);
+		}
+	}
+	lk_unlock(&b->lock, nested);
+}
+
+int sock_use(struct sock *s)
+{
+	u32 st = state_of(s);
+
+	if (st == S_ACCEPTED) {
+		claim(s);
+		st = state_of(s);
+	}
+	if (likely(st != S_TCP))
+		return 1;
+	/* Decided by a process that shares the block with us: our own map follows. */
+	if (s->fd >= 0 && kind_of(s->fd) == FD_SOCK) {
+		int nested = lk_lock(&s->b->lock);
+		epoll_sock_plain(s);
+		sock_plain(s);
+		lk_unlock(&s->b->lock, nested);
+	}
+	return 0;
+}
+
+/* ---- from the engine ---- */
+
+void sock_claimed(struct sock *s)
+{
+	int nested = lk_lock(&s->b->lock);
+	u32 st = S_OFFERED;
+
+	atomic_compare_exchange_strong(&s->b->state, &st, S_CLC);
+	lk_unlock(&s->b->lock, nested);
+}
+
+void sock_established(struct sock *s, const struct rings *r)
+{
+	struct block *b = s->b;
+	int nested = lk_lock(&b->lock), ntx = lk_lock(&b->tx);
+
+	if (state_of(s) == S_CLC) {
+		s->rx = (struct rmbe_head *)r->rx_head;
+		s->tx = (struct rmbe_head *)r->tx_head;
+		s->rxbuf = (u8 *)r->rx_buf;
+		s->txbuf = (u8 *)r->tx_buf;
+		s->rxsize = b->rx_size = r->rx_size;
+		s->txsize = b->tx_size = r->tx_size;
+		s->peer = b->peer = r->peer;
+		b->rx_token = r->rx_token;
+		b->tx_token = r->tx_token;
+		b->rmb = r->rmb;
+		b->rmbe = r->rmbe;
+		b->lgr = r->lgr;
+		memcpy(b->provider, r->provider, sizeof b->provider);
+		b->provider[sizeof b->provider - 1] = 0;
+		s->rx->rtag = sock_idx(s);
+		s->tx->wtag = sock_idx(s);
+
+		struct iovec v = {s->stage, atomic_load(&b->stage_len)};
+		if (v.iov_len)
+			lane_write(s, &v, 1, 0); /* an empty ring is never smaller than staging */
+		atomic_store(&b->stage_len, 0);
+		stage_drop(s);
+		if (S->proc)
+			atomic_fetch_add(&S->proc->smc_conns, 1);
+		atomic_store_explicit(&b->state, S_ACTIVE, memory_order_release);
+	}
+	lk_unlock(&b->tx, ntx);
+	lk_unlock(&b->lock, nested);
+	sock_fire(s);
+}
+
+/* The kernel says something about the TCP socket under an established connection: its end (ARCHITECTURE "End"). */
+void sock_tcp_event(struct sock *s, u32 events)
+{
+	struct block *b = s->b;
+	u32 set = 0;
+	int err = 0;
+	char c;
+
+	if (state_of(s) != S_ACTIVE || s->fd < 0)
+		return;
+	long n = sys(SYS_recvfrom, s->fd, &c, 1, MSG_PEEK | MSG_DONTWAIT, 0, 0);
+	if (n == 1) {
+		/* The peer's program wrote to the kernel's socket behind its library: its stream is broken. */
+		set = BF_BROKEN | BF_RESET | BF_GONE | BF_FIN;
+		err = ECONNABORTED;
+		sys(SYS_shutdown, s->fd, SHUT_RDWR);
+	} else if (n == 0) {
+		set = BF_FIN;
+		if (!(atomic_load(&s->rx->wflags) & RH_WDONE) && !(atomic_load(&b->flags) & BF_SHUT_RD)) {
+			set |= BF_GONE;
+			if (lane_unsent(s)) {
+				set |= BF_RESET;
+				err = ECONNRESET;
+			}
+		}
+	} else if (n != -EAGAIN && n != -EINTR && n != -ENOTCONN) {
+		set = BF_RESET | BF_GONE | BF_FIN;
+		err = (int)-n;
+	} else if (events & EPOLLERR) {
+		int e = 0;
+		socklen_t len = sizeof e;
+		if (sys(SYS_getsockopt, s->fd, SOL_SOCKET, SO_ERROR, &e, &len) == 0 && e) {
+			set = BF_RESET | BF_GONE | BF_FIN;
+			err = e;
+		}
+	}
+	if (!set)
+		return;
+	u32 old = atomic_load(&b->flags);
+	if (err && !(old & BF_RESET)) {
+		int none = 0;
+		atomic_compare_exchange_strong(&b->so_error, &none, err);
+	}
+	old = atomic_fetch_or(&b->flags, set);
+	if ((old & set) != set)
+		sock_fire(s);
+}
+
+/*
+ * Half-closed peers send no second FIN when they close for good; sock_diag still tells whether a process
+ * owns the other end. Called while somebody waits to write to a half-closed peer.
+ */
+void sock_half(struct sock *s)
+{
+	struct block *b = s->b;
+	struct diag d;
+	u32 f = atomic_load(&b->flags);
+
+	if (state_of(s) != S_ACTIVE || !(f & BF_FIN) || (f & BF_GONE) || s->fd < 0)
+		return;
+	if (diag_mirror(s->fd, &d) == 0 && d.inode)
+		return;
+	u32 set = BF_GONE;
+	if (lane_unsent(s)) {
+		int none = 0;
+		set |= BF_RESET;
+		atomic_compare_exchange_strong(&b->so_error, &none, ECONNRESET);
+	}
+	atomic_fetch_or(&b->flags, set);
+	sock_fire(s);
+}
+
+int sock_sweep(struct sock *s)
+{
+	struct block *b = s->b;
+	int again = 1;
+
+	if (state_of(s) != S_ACTIVE || (atomic_load(&b->flags) & (BF_GONE | BF_PUNCHED)))
+		return 0;
+	int nested = lk_lock(&b->tx);
+	u64 prod = atomic_load(&s->tx->prod);
+	if (!nested && lane_unsent(s) == 0 && s->swept == prod) {
+		/* Empty and untouched since the last sweep. Only the writer may do this: nothing can arrive meanwhile. */
+		sys(SYS_madvise, s->txbuf, s->txsize, MADV_REMOVE);
+		atomic_fetch_or(&b->flags, BF_PUNCHED);
+		again = 0;
+	}
+	s->swept = prod;
+	lk_unlock(&b->tx, nested);
+	return again;
+}
+
+/* ---- readiness ---- */
+
+static u32 kernel_events(int fd, u32 want)
+{
+	struct pollfd p = {fd, (short)want, 0};
+	struct timespec zero = {0, 0};
+
+	return sys(SYS_ppoll, &p, 1, &zero, 0, 8) > 0 ? (u32)(u16)p.revents : 0;
+}
+
+u32 sock_events(struct sock *s)
+{
+	struct block *b = s->b;
+	u32 st = state_of(s), ev = 0;
+
+	if (st == S_FLUSH) {
+		ev = kernel_events(s->fd, EPOLLIN | EPOLLRDNORM | EPOLLPRI | EPOLLRDHUP) & ~(u32)OUT_BITS;
+		return atomic_load(&b->stage_len) < STAGE_SIZE / 2 ? ev | OUT_BITS : ev;
+	}
+	if (st == S_BROKEN)
+		return IN_BITS | OUT_BITS | EPOLLRDHUP | EPOLLHUP | (atomic_load(&b->so_error) ? EPOLLERR : 0);
+	if (st != S_ACTIVE)
+		return atomic_load(&b->stage_len) < STAGE_SIZE * 3 / 4 ? OUT_BITS : 0;
+
+	u32 f = atomic_load_explicit(&b->flags, memory_order_acquire); /* before the ring: BF_FIN means no more bytes */
+	u64 used = lane_used(s);
+
+	if (used && (used >= b->rcvlowat || used >= s->rxsize / 2))
+		ev |= IN_BITS;
+	if (f & (BF_FIN | BF_SHUT_RD | BF_GONE))
+		ev |= IN_BITS | EPOLLRDHUP;
+	if (f & (BF_SHUT_WR | BF_GONE) || LANE_OUT_READY(s, lane_room(s)))
+		ev |= OUT_BITS;
+	if (f & BF_RESET || ((f & BF_SHUT_WR) && (f & (BF_FIN | BF_SHUT_RD))))
+		ev |= EPOLLHUP;
+	if (atomic_load(&b->so_error))
+		ev |= EPOLLERR;
+	return ev;
+}
+
+int sock_arm(struct sock *s, u32 bell, u32 want)
+{
+	for (int i = 0; i < 8; i++) {
+		u32 st = state_of(s);
+		int ok = 1;
+
+		if (st == S_TCP)
+			return 1; /* the caller looks again and sees it */
+		if (st != S_ACTIVE || !(want & (IN_BITS | OUT_BITS))) {
+			ok = arm_bell(&s->b->st, bell);
+			if (st == S_FLUSH)
+				ok = 0; /* the kernel's IN is not ours to ring */
+		} else {
+			ok = s->peer == SELF_PEER || bell_tell((int)(bell & (BELL_MAX - 1)), s->peer) == 0;
+			if (want & IN_BITS)
+				ok &= arm_bell(&s->rx->rarm, bell);
+			if (want & OUT_BITS)
+				ok &= arm_bell(&s->tx->warm, bell);
+			if ((want & OUT_BITS) && (atomic_load(&s->b->flags) & (BF_FIN | BF_GONE)) == BF_FIN)
+				engine_post(REQ_HALF, s, 0);
+		}
+		if (S->engine != ENG_READY)
+			ok = 0;
+		if (state_of(s) == st)
+			return ok;
+	}
+	return 0;
+}
+
+/* ---- leaving early ---- */
+
+static void wait_decided(struct sock *s, i64 until)
+{
+	while (negotiating(state_of(s)) && now_ns() < until)
+		lane_wait(s, 0, until);
+}
+
+/* Blocks, bounded, until the staged bytes are the kernel's. */
+static void flush_out(struct sock *s)
+{
+	i64 until = now_ns() + FLUSH_NS;
+
+	while (state_of(s) == S_FLUSH && sock_flush(s) && now_ns() < until) {
+		struct pollfd p = {s->fd, POLLOUT, 0};
+		struct timespec t = {0, 50000000};
+		sys(SYS_ppoll, &p, 1, &t, 0, 8);
+	}
+}
+
+static void leave(struct sock *s, u32 reason, int decline)
+{
+	struct block *b = s->b;
+
+	if (state_of(s) == S_OFFERED && reg_withdraw((int)b->slot, b->cookie)) {
+		sock_fallback(s, reason, 0);
+		engine_post(REQ_SETTLE, s, 0);
+	}
+	if (negotiating(state_of(s))) {
+		engine_post(REQ_SETTLE, s, (u64)decline);
+		wait_decided(s, now_ns() + SETTLE_NS);
+	}
+	flush_out(s);
+}
+
+void sock_settle(struct sock *s)
+{
+	if (state_of(s) == S_ACCEPTED)
+		sock_fallback(s, R_LEFT_EARLY, 0);
+	leave(s, R_LEFT_EARLY, 0);
+}
+
+void sock_leave(struct sock *s, u32 reason)
+{
+	if (state_of(s) == S_ACCEPTED)
+		sock_fallback(s, reason, 0);
+	leave(s, reason, 1);
+}
+
+/* Before fork, exec and exit nothing may be half-negotiated. An accepted socket that nobody used yet is not: it
+ * stays what it is for the process that will use it. */
+void settle_all(void)
+{
+	u32 top = atomic_load(&S->sock_top);
+
+	for (u32 i = 1; i < top && i < SOCK_MAX; i++) {
+		struct sock *s = &S->sock[i];
+		if (!atomic_load(&s->refs) || !s->b)
+			continue;
+		u32 st = state_of(s);
+		if ((negotiating(st) || st == S_FLUSH) && (s = sock_at(i, s->gen))) {
+			leave(s, R_LEFT_EARLY, 0);
+			sock_put(s);
+		}
+	}
+}
+
+/* Does a thread or a bell of this side wait to write? */
+int sock_waits(struct sock *s)
+{
+	return state_of(s) == S_ACTIVE && atomic_load(&s->tx->warm.w) != 0;
+}
+
+const char *reason_word(u32 reason)
+{
+	static const char *const words[] = {
+#define X(s, w) w,
+		SMCR_REASONS(X)
+#undef X
+	};
+	return reason < R_COUNT ? words[reason] : "unknown";
+}

@@ -1,0 +1,28 @@
+/* Syscalls of the library's own: never through libc names, never a cancellation point, -errno on failure. */
+#ifndef SMCR_SYS_H
+#define SMCR_SYS_H
+#include <sys/syscall.h>
+
+static inline long sys6(long nr, long a, long b, long c, long d, long e, long f)
+{
+	register long r10 __asm__("r10") = d;
+	register long r8 __asm__("r8") = e;
+	register long r9 __asm__("r9") = f;
+	long ret;
+	__asm__ volatile("syscall"
+			 : "=a"(ret)
+			 : "a"(nr), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+			 : "rcx", "r11", "memory");
+	return ret;
+}
+#define SYS_PICK(_1, _2, _3, _4, _5, _6, _7, N, ...) N
+#define sys(...) SYS_PICK(__VA_ARGS__, sys6_, sys5_, sys4_, sys3_, sys2_, sys1_, sys0_)(__VA_ARGS__)
+#define sys0_(n) sys6(n, 0, 0, 0, 0, 0, 0)
+#define sys1_(n, a) sys6(n, (long)(a), 0, 0, 0, 0, 0)
+#define sys2_(n, a, b) sys6(n, (long)(a), (long)(b), 0, 0, 0, 0)
+#define sys3_(n, a, b, c) sys6(n, (long)(a), (long)(b), (long)(c), 0, 0, 0)
+#define sys4_(n, a, b, c, d) sys6(n, (long)(a), (long)(b), (long)(c), (long)(d), 0, 0)
+#define sys6_(n, a, b, c, d, e, f) sys6(n, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
+#define sys5_(n, a, b, c, d, e) sys6(n, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), 0)
+
+#endif

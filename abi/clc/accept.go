@@ -34,9 +34,6 @@ func (m *Accept) Decode(b []byte) error {
 	}
 	var a Accept
 	a.Version, a.FirstContact = h.Version, h.Flags&flagFirstContact != 0
-	if a.Version == smc.V1 && len(p) != Size || a.Version == smc.V2 && len(p) < SizeV2 {
-		return &ProtocolError{TypeAccept, fmt.Sprintf("%s with length %d", a.Version, len(p))}
-	}
 	a.Endpoint.decode(p)
 	if a.Version == smc.V2 {
 		a.EID = smc.EID(p[offEID:])

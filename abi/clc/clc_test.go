@@ -118,6 +118,7 @@ func TestGoldensSayTheSame(t *testing.T) {
 			if h.Length != len(f.Bytes) {
 				t.Errorf("length %d of %d", h.Length, len(f.Bytes))
 			}
+			golden.CheckMemory(t, func(b []byte) { _, _ = decode(b) }, f.Bytes)
 			m, err := decode(f.Bytes)
 			if err != nil || ClassOf(err) != Good {
 				t.Fatal(err)
@@ -155,6 +156,7 @@ func TestBadGoldens(t *testing.T) {
 			want = BadEnum
 		}
 		seen[want]++
+		golden.CheckMemory(t, func(b []byte) { _, _ = decode(b) }, f.Bytes)
 		_, err := decode(f.Bytes)
 		if ClassOf(err) != want || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %s: %v, want %s: %q", f.Name, ClassOf(err), err, want, says)
@@ -191,13 +193,35 @@ func TestPeek(t *testing.T) {
 			}
 		}
 	}
-	// The smallest message of each type.
-	for typ, least := range map[byte]int{1: 52, 2: 68, 3: 68, 4: 28} {
-		for _, n := range []int{0, 12, least - 1, least, least + 1, 65535} {
+	// The lengths that a message can have, and that it is of no use to wait for others.
+	for _, c := range []struct {
+		typ, version byte
+		lengths      string
+	}{
+		{1, 1, "52-65535"}, {1, 2, "84-65535"}, {1, 3, "84-65535"},
+		{2, 1, "68-68"}, {2, 2, "108-65535"}, {2, 3, "68-65535"},
+		{3, 1, "68-68"}, {3, 2, "108-65535"}, {3, 15, "68-65535"},
+		{4, 1, "28-28 44-44"}, {4, 2, "28-28 44-44"}, {4, 15, "28-28 44-44"},
+	} {
+		want := make(map[int]bool)
+		for _, r := range strings.Fields(c.lengths) {
+			var lo, hi int
+			if _, err := fmt.Sscanf(r, "%d-%d", &lo, &hi); err != nil {
+				t.Fatal(err)
+			}
+			for n := lo; n <= hi; n++ {
+				want[n] = true
+			}
+		}
+		for n := range 65536 {
+			if n > 300 && n < 65500 {
+				continue
+			}
 			b := append([]byte(nil), good...)
-			b[4], b[5], b[6] = typ, byte(n>>8), byte(n)
-			if h, err := Peek(b); (err == nil) != (n >= least) || err == nil && h.Length != n {
-				t.Errorf("type %d length %d: %+v, %v", typ, n, h, err)
+			b[4], b[5], b[6], b[7] = c.typ, byte(n>>8), byte(n), c.version<<4
+			h, err := Peek(b)
+			if (err == nil) != want[n] || err == nil && h.Length != n || err != nil && ClassOf(err) != NotCLC {
+				t.Fatalf("type %d version %d length %d: %+v, %v", c.typ, c.version, n, h, err)
 			}
 		}
 	}

@@ -41,9 +41,6 @@ func (m *Confirm) Decode(d smc.Dialect, b []byte) error {
 	var c Confirm
 	c.Version = h.Version
 	c.FirstContact = h.Flags&flagFirstContact != 0 && c.hasF(d)
-	if c.Version == smc.V1 && len(p) != Size || c.Version == smc.V2 && len(p) < SizeV2 {
-		return &ProtocolError{TypeConfirm, fmt.Sprintf("%s with length %d", c.Version, len(p))}
-	}
 	c.Endpoint.decode(p)
 	if c.Version == smc.V2 {
 		c.EID = smc.EID(p[offEID:])

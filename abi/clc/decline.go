@@ -37,14 +37,11 @@ type Decline struct {
 	More      [4]uint32 // v2; Linux sends zeros
 }
 
-// Decode reads the message. Both lengths are good in each version: what a Decline means does not depend on it.
+// Decode reads the message, of either length in each version.
 func (m *Decline) Decode(b []byte) error {
 	h, p, err := open(b, TypeDecline)
 	if err != nil {
 		return err
-	}
-	if len(p) != DeclineSize && len(p) != DeclineSizeV2 {
-		return &ProtocolError{TypeDecline, fmt.Sprintf("length %d", len(p))}
 	}
 	*m = Decline{
 		Version:   h.Version,

@@ -131,7 +131,8 @@ type Header struct {
 }
 
 // Peek reads the header of the CLC message that b begins with. It wants HeaderSize bytes; of fewer it says ErrShort as long
-// as they agree with the eye catcher. Length is between the smallest message of this type and 65535.
+// as they agree with the eye catcher. Length is one that the message can have, so that nobody waits for bytes of a message
+// that would be refused anyway; a Proposal and whatever is above version 1 may have up to 65535, for what later versions add.
 func Peek(b []byte) (Header, error) {
 	for i := range min(len(b), len(smc.EyeCatcher)) {
 		if b[offEye+i] != smc.EyeCatcher[i] {
@@ -147,24 +148,37 @@ func Peek(b []byte) (Header, error) {
 		Length:  int(binary.BigEndian.Uint16(b[offLen:])),
 		Flags:   b[offVersion] & 0xF,
 	}
-	var least int
-	switch h.Type {
-	case TypeProposal:
-		least = ProposalSize
-	case TypeAccept, TypeConfirm:
-		least = Size
-	case TypeDecline:
-		least = DeclineSize
-	default:
+	if h.Type < TypeProposal || h.Type > TypeDecline {
 		return Header{}, &ProtocolError{h.Type, "unknown type"}
 	}
 	if h.Version < smc.V1 {
 		return Header{}, &ProtocolError{h.Type, "version 0"}
 	}
-	if h.Length < least {
-		return Header{}, &ProtocolError{h.Type, fmt.Sprintf("length field %d", h.Length)}
+	if !h.lengthFits() {
+		return Header{}, &ProtocolError{h.Type, fmt.Sprintf("%s with length %d", h.Version, h.Length)}
 	}
 	return h, nil
+}
+
+// lengthFits reports whether a message of this type and version can be that long.
+func (h Header) lengthFits() bool {
+	switch h.Type {
+	case TypeProposal:
+		if h.Version >= smc.V2 {
+			return h.Length >= offPrefix+areaSize+TrailerSize
+		}
+		return h.Length >= ProposalSize
+	case TypeDecline:
+		// Both in each version: what a Decline means does not depend on it.
+		return h.Length == DeclineSize || h.Length == DeclineSizeV2
+	}
+	switch h.Version {
+	case smc.V1:
+		return h.Length == Size
+	case smc.V2:
+		return h.Length >= SizeV2
+	}
+	return h.Length >= Size
 }
 
 // open is the common start of all decoders: b must begin with the wanted message, whole, with both eye catchers. It returns

@@ -192,9 +192,6 @@ func (m *Proposal) Decode(d smc.Dialect, b []byte) error {
 	}
 	if a.Version >= smc.V2 {
 		a.TypeV2 = Transport(h.Flags & maskTypeV2 >> shiftTypeV2)
-		if offPrefix+areaSize > end {
-			return bad("%s with length %d", a.Version, len(p))
-		}
 	}
 	if hasPrefixArea(a.Version, a.TypeV1) {
 		at := offPrefix + int(binary.BigEndian.Uint16(p[offArea:]))

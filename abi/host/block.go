@@ -77,51 +77,52 @@ const (
 // BlockSize is the size of one block.
 const BlockSize = 512
 
-// Block is the part of a connection that its process shares with forked children and shows to tools (struct block).
+// Block is the part of a connection that its process shares with forked children and shows to tools (struct block). The tags
+// are the names in C.
 type Block struct {
 	_          structs.HostLayout
-	State      ConnState
-	Flags      Flags
-	Gen        uint32
-	Role       Role
-	Reason     Reason
-	Diagnosis  uint32 // CLC Decline code (RFC 7609 §A.2.5), 0 = none
-	SoError    int32
-	Procs      uint32 // processes that hold it
-	Lock       uint32 // lock words: the owner's thread id, bit 31 = somebody waits
-	RxLock     uint32
-	TxLock     uint32
-	Pad0       uint32
-	Arm        uint64 // who waits for a change of state
-	Cookie     uint64 // SO_COOKIE of our TCP socket
-	PeerCookie uint64
-	StageLen   uint32
-	StageDone  uint32
-	RcvTimeoUS int64
-	SndTimeoUS int64
-	RcvLowat   uint32
-	Pad1       uint32
-	RxSize     uint64 // ring sizes
-	TxSize     uint64
-	RxToken    uint32 // alert tokens: ours, the peer's
-	TxToken    uint32
-	RMB        uint32
-	RMBE       uint32 // element of RMB, from 1
-	Peer       uint32
-	LinkGroup  uint32
-	TxBytes    uint64 // over SMC-R
-	RxBytes    uint64
-	FD         int32
-	PID        uint32
-	Family     uint16
-	LocalPort  uint16
-	PeerPort   uint16
-	Pad2       uint16
-	LocalAddr  [16]byte // v4 in the first four bytes
-	PeerAddr   [16]byte
-	Provider   [16]byte
-	SinceNS    uint64 // CLOCK_MONOTONIC
-	Pad3       [280]byte
+	State      ConnState `c:"state"`
+	Flags      Flags     `c:"flags"`
+	Gen        uint32    `c:"gen"`
+	Role       Role      `c:"role"`
+	Reason     Reason    `c:"reason"`
+	Diagnosis  uint32    `c:"diagnosis"` // CLC Decline code (RFC 7609 §A.2.5), 0 = none
+	SoError    int32     `c:"so_error"`
+	Procs      uint32    `c:"procs"` // processes that hold it
+	Lock       uint32    `c:"lock"`  // lock words: the owner's thread id, bit 31 = somebody waits
+	RxLock     uint32    `c:"rx"`
+	TxLock     uint32    `c:"tx"`
+	_          uint32    `c:"pad0"`
+	Arm        uint64    `c:"st"`     // who waits for a change of state
+	Cookie     uint64    `c:"cookie"` // SO_COOKIE of our TCP socket
+	PeerCookie uint64    `c:"peer_cookie"`
+	StageLen   uint32    `c:"stage_len"`
+	StageDone  uint32    `c:"stage_done"`
+	RcvTimeoUS int64     `c:"rcvtimeo_us"`
+	SndTimeoUS int64     `c:"sndtimeo_us"`
+	RcvLowat   uint32    `c:"rcvlowat"`
+	Slot       uint32    `c:"slot"` // client: its offer in the registry
+	RxSize     uint64    `c:"rx_size"`
+	TxSize     uint64    `c:"tx_size"`
+	RxToken    uint32    `c:"rx_token"` // alert tokens: ours, the peer's
+	TxToken    uint32    `c:"tx_token"`
+	RMB        uint32    `c:"rmb"`
+	RMBE       uint32    `c:"rmbe"` // element of RMB, from 1
+	Peer       uint32    `c:"peer"`
+	LinkGroup  uint32    `c:"lgr"`
+	TxBytes    uint64    `c:"tx_bytes"` // over SMC-R
+	RxBytes    uint64    `c:"rx_bytes"`
+	FD         int32     `c:"fd"`
+	PID        uint32    `c:"pid"`
+	Family     uint16    `c:"family"`
+	LocalPort  uint16    `c:"lport"`
+	PeerPort   uint16    `c:"pport"`
+	_          uint16    `c:"pad2"`
+	LocalAddr  [16]byte  `c:"laddr"` // v4 in the first four bytes
+	PeerAddr   [16]byte  `c:"paddr"`
+	Provider   [16]byte  `c:"provider"`
+	SinceNS    uint64    `c:"since_ns"` // CLOCK_MONOTONIC
+	_          [280]byte // of the alignment
 }
 
 // Decode reads a block from the first BlockSize bytes of a page file's block.

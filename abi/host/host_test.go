@@ -10,7 +10,7 @@ func TestABlockSurvivesAppendAndDecode(t *testing.T) {
 	want := Block{
 		State: Active, Flags: FIN | ShutWR, Gen: 7, Role: Server, Reason: ReasonNone, Diagnosis: 0x03010000, SoError: -1, Procs: 2,
 		Lock: 1, RxLock: 2, TxLock: 3, Arm: 1, Cookie: 11, PeerCookie: 12, StageLen: 13, StageDone: 14, RcvTimeoUS: -15,
-		SndTimeoUS: 16, RcvLowat: 17, RxSize: 1 << 18, TxSize: 1 << 19, RxToken: 18, TxToken: 19, RMB: 20, RMBE: 21, Peer: 22,
+		SndTimeoUS: 16, RcvLowat: 17, Slot: 31, RxSize: 1 << 18, TxSize: 1 << 19, RxToken: 18, TxToken: 19, RMB: 20, RMBE: 21, Peer: 22,
 		LinkGroup: 23, TxBytes: 1 << 40, RxBytes: 25, FD: 26, PID: 27, Family: afInet, LocalPort: 28, PeerPort: 29,
 		LocalAddr: [16]byte{127, 0, 0, 1}, PeerAddr: [16]byte{10, 1, 2, 3}, Provider: [16]byte{'s', 'h', 'm'}, SinceNS: 30,
 	}
@@ -32,7 +32,7 @@ func TestABlockSurvivesAppendAndDecode(t *testing.T) {
 
 func TestAPageSurvivesAppendAndDecode(t *testing.T) {
 	want := ProcPage{Magic: ProcMagic, ABI: ABI, PID: 3, NBlocks: 64, Start: 4, Comm: [16]byte{'s', 'h'}, Engine: Dead,
-		EngineReason: ReasonSeccomp, RingBytes: 5, SMCConns: 6, TCPConns: 7, TxBytes: 8, RxBytes: 9}
+		EngineReason: ReasonSeccomp, RingBytes: 5, SMCConns: 6, TCPConns: 7, TxBytes: 8, RxBytes: 9, PIDNS: 11}
 	want.Fallbacks[63] = 10
 	b := want.Append(nil)
 	if len(b) != PageSize {

@@ -31,24 +31,26 @@ const (
 // ProcPage is the head of a process's file in the run directory (struct proc_page).
 type ProcPage struct {
 	_            structs.HostLayout
-	Magic        uint32
-	ABI          uint32
-	PID          uint32
-	NBlocks      uint32 // blocks that exist in the file
-	Start        uint64 // field 22 of /proc/PID/stat: with PID the identity of the process
-	Comm         [16]byte
-	Engine       EngineState
-	EngineReason Reason
-	RingBytes    uint64 // memory promised to rings
-	SMCConns     uint64 // connections that ever reached Active
-	TCPConns     uint64 // decided for TCP
-	TxBytes      uint64 // SMC-R bytes of connections that ended
-	RxBytes      uint64
-	Fallbacks    [64]uint64 // by Reason
+	Magic        uint32      `c:"magic"`
+	ABI          uint32      `c:"abi"`
+	PID          uint32      `c:"pid"`
+	NBlocks      uint32      `c:"nblocks"` // blocks that exist in the file
+	Start        uint64      `c:"start"`   // field 22 of /proc/PID/stat: with PID the identity of the process
+	Comm         [16]byte    `c:"comm"`
+	Engine       EngineState `c:"engine"`
+	EngineReason Reason      `c:"engine_reason"`
+	RingBytes    uint64      `c:"ring_bytes"` // memory promised to rings
+	SMCConns     uint64      `c:"smc_conns"`  // connections that ever reached Active
+	TCPConns     uint64      `c:"tcp_conns"`  // decided for TCP
+	TxBytes      uint64      `c:"tx_bytes"`   // SMC-R bytes of connections that ended
+	RxBytes      uint64      `c:"rx_bytes"`
+	Fallbacks    [64]uint64  `c:"fallbacks"` // by Reason
+	PIDNS        uint32      `c:"pidns"`     // inode of the pid namespace that PID belongs to, 0 = unknown
+	_            uint32      // of the alignment
 }
 
 // PageSize is the size of a ProcPage.
-const PageSize = 600
+const PageSize = 608
 
 // Decode reads the head of a page file. It judges nothing: the reader looks at Magic and ABI first.
 func (p *ProcPage) Decode(b []byte) error {

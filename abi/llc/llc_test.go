@@ -101,6 +101,7 @@ func TestGoldensSayTheSame(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			golden.CheckMemory(t, func(b []byte) { _, _ = Decode(smc.Linux, b) }, f.Bytes)
 			h := m.Head()
 			_, said, _ := strings.Cut(f.Origin, "NIC ")
 			_, said, _ = strings.Cut(said, "; ")
@@ -161,6 +162,7 @@ func TestBadGoldens(t *testing.T) {
 			continue
 		}
 		n++
+		golden.CheckMemory(t, func(b []byte) { _, _ = Decode(smc.Linux, b) }, f.Bytes)
 		m, err := Decode(smc.Linux, f.Bytes)
 		if err == nil {
 			t.Errorf("%s decodes to %s", f.Name, m)

@@ -20,43 +20,66 @@ const (
 // ip must be an IPv4 header with or without options or an IPv6 header without extensions, udp the 8 bytes behind it, ib at
 // least a BTH; otherwise ok is false. Nothing is modified.
 func ICRC(ip, udp, ib []byte) (crc uint32, ok bool) {
-	const maxIPv4 = 60
-	var head [8 + maxIPv4 + UDPSize + BTHSize]byte
-	for i := range 8 {
-		head[i] = 0xFF
-	}
 	if len(ip) == 0 || len(udp) != UDPSize || len(ib) < BTHSize {
 		return 0, false
 	}
-	h := head[8:]
-	n := len(ip)
+	// The headers go through the table byte by byte, with the free bits set; only the payload is worth the fast path of
+	// the standard library, which would make a buffer for the headers escape to the heap.
+	crc = crcOfLink
 	switch ip[0] >> 4 {
 	case 4:
-		if n < IPv4Size || n != int(ip[0]&0xF)*4 {
+		if len(ip) < IPv4Size || len(ip) != int(ip[0]&0xF)*4 {
 			return 0, false
 		}
-		copy(h, ip)
-		h[1] = 0xFF               // type of service
-		h[8] = 0xFF               // time to live
-		h[10], h[11] = 0xFF, 0xFF // checksum
+		for i, c := range ip {
+			switch i {
+			case 1, 8, 10, 11: // type of service, time to live, checksum
+				c = 0xFF
+			}
+			crc = crcByte(crc, c)
+		}
 	case 6:
-		if n != IPv6Size {
+		if len(ip) != IPv6Size {
 			return 0, false
 		}
-		copy(h, ip)
-		h[0] |= 0x0F // traffic class, flow label
-		h[1], h[2], h[3] = 0xFF, 0xFF, 0xFF
-		h[7] = 0xFF // hop limit
+		for i, c := range ip {
+			switch i {
+			case 0: // version stays, traffic class begins
+				c |= 0x0F
+			case 1, 2, 3, 7: // traffic class, flow label, hop limit
+				c = 0xFF
+			}
+			crc = crcByte(crc, c)
+		}
 	default:
 		return 0, false
 	}
-	copy(h[n:], udp)
-	h[n+6], h[n+7] = 0xFF, 0xFF // checksum
-	copy(h[n+UDPSize:], ib[:BTHSize])
-	h[n+UDPSize+bthResv] = 0xFF
-	crc = crc32.ChecksumIEEE(head[:8+n+UDPSize+BTHSize])
-	return crc32.Update(crc, crc32.IEEETable, ib[BTHSize:]), true
+	for i, c := range udp {
+		if i >= 6 { // checksum
+			c = 0xFF
+		}
+		crc = crcByte(crc, c)
+	}
+	for i, c := range ib[:BTHSize] {
+		if i == bthResv {
+			c = 0xFF
+		}
+		crc = crcByte(crc, c)
+	}
+	// Update inverts on entry and exit, crcByte does not.
+	return crc32.Update(^crc, crc32.IEEETable, ib[BTHSize:]), true
 }
+
+// crcOfLink is the state of the CRC behind the eight bytes of ones.
+var crcOfLink = func() uint32 {
+	crc := ^uint32(0)
+	for range 8 {
+		crc = crcByte(crc, 0xFF)
+	}
+	return crc
+}()
+
+func crcByte(crc uint32, c byte) uint32 { return crc32.IEEETable[byte(crc)^c] ^ crc>>8 }
 
 // AppendICRC appends the checksum as it goes onto the wire.
 func AppendICRC(b []byte, crc uint32) []byte { return binary.LittleEndian.AppendUint32(b, crc) }

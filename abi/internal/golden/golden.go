@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"reflect"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -198,6 +199,23 @@ func CheckNoAlias(t *testing.T, c Codec, b []byte) {
 	}
 }
 
+// CheckMemory decodes b many times: on the average it may allocate little more than the message is long, whatever counts and
+// lengths are in it.
+func CheckMemory(t *testing.T, decode func(b []byte), b []byte) {
+	t.Helper()
+	const runs = 64
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range runs {
+		decode(b)
+	}
+	runtime.ReadMemStats(&after)
+	// A struct, an error and its text come on top of the lists.
+	if got, most := (after.TotalAlloc-before.TotalAlloc)/runs, uint64(2*len(b)+1024); got > most {
+		t.Errorf("%d bytes allocated for a message of %d", got, len(b))
+	}
+}
+
 // Mask expands the notation of Check for n bytes.
 func Mask(t testing.TB, n int, reserved string) []byte {
 	t.Helper()
@@ -231,6 +249,7 @@ func Mask(t testing.TB, n int, reserved string) []byte {
 // appends to the same bytes again.
 func FixedPoint(t *testing.T, c Codec, b []byte) {
 	t.Helper()
+	b = b[:len(b):len(b)] // reading past it panics
 	before := string(b)
 	m, err := c.Decode(b)
 	if string(b) != before {

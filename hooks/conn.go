@@ -4,8 +4,12 @@ package hooks
 import "C"
 
 import (
+	"errors"
 	"fmt"
+	"net/netip"
+	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -15,12 +19,13 @@ import (
 
 // How long a client leaves its offer open (ARCHITECTURE "Life of one connection", 4).
 const (
-	firstLook    = 20 * time.Millisecond // a listener that the registry does not know answers for the port: nobody will claim
-	claimTimeout = 2 * time.Second       // accepted, but not claimed
-	lookEvery    = 500 * time.Millisecond
-	stageTimeout = 20 * time.Millisecond // a sender waits for room in staging
-	settleTime   = 100 * time.Millisecond
-	halfEvery    = 50 * time.Millisecond
+	firstLook    = engine.Instant(20 * time.Millisecond) // a listener that the registry does not know answers for the port: nobody will claim
+	claimTimeout = engine.Instant(2 * time.Second)       // accepted, but not claimed
+	lookEvery    = engine.Instant(500 * time.Millisecond)
+	lookRarely   = engine.Instant(30 * time.Second)
+	stageTimeout = engine.Instant(20 * time.Millisecond) // a sender waits for room in staging
+	settleTime   = engine.Instant(100 * time.Millisecond)
+	halfEvery    = engine.Instant(50 * time.Millisecond)
 )
 
 // Edges only: a peer that sends half a message and stops must not keep the loop busy.
@@ -33,17 +38,7 @@ const (
 // maxCLC is longer than any CLC message that RFC 7609 or SMC-R v2 knows.
 const maxCLC = 4096
 
-// endError: the peer's end of the TCP connection is closed or reset.
-type endError struct{ err error } // nil: EOF
-
-func (e *endError) Error() string {
-	if e.err == nil {
-		return "the peer closed the TCP connection during the handshake"
-	}
-	return "the TCP connection ended during the handshake: " + e.err.Error()
-}
-
-func (e *endError) Unwrap() error { return e.err }
+var errTooLong = errors.New("CLC message longer than any that is known")
 
 type phase uint8
 
@@ -64,10 +59,11 @@ type conn struct {
 	phase    phase
 	slot     C.int
 	cookie   uint64
-	deadline time.Duration // the next thing to look at; 0 = nothing
-	accepted time.Duration // since when the peer's socket is known to be accepted
+	deadline engine.Instant // the next thing to look at; 0 = nothing
+	accepted engine.Instant // since when the peer's socket is known to be accepted
 	settling bool
 	looked   int
+	ended    bool // the TCP connection ended during the handshake
 }
 
 func (l *loop) newConn(idx, gen uint32) *conn {
@@ -81,7 +77,7 @@ func (l *loop) newConn(idx, gen uint32) *conn {
 	return c
 }
 
-func (c *conn) setDeadline(t time.Duration) {
+func (c *conn) setDeadline(t engine.Instant) {
 	c.deadline = t
 	if t == 0 {
 		delete(c.l.timed, c)
@@ -141,7 +137,7 @@ func (c *conn) startClient() {
 	C.sock_claimed(c.s)
 	C.reg_done(c.slot, C.u64(c.cookie))
 	delete(c.l.owed, c.cookie)
-	c.negotiate(func() *engine.Conn { return c.l.eng.Client(c.l.now, c) })
+	c.negotiate(func() *engine.Conn { return c.l.eng.Client(c, c.subnet(), c.l.now) })
 }
 
 // withdraw makes the connection plain TCP unless somebody claimed it meanwhile.
@@ -182,7 +178,7 @@ func (c *conn) look() {
 		c.setDeadline(min(c.l.now+lookEvery, c.accepted+claimTimeout))
 		return
 	}
-	c.setDeadline(c.l.now + min(lookEvery<<min(c.looked, 6), 30*time.Second))
+	c.setDeadline(c.l.now + min(lookEvery<<min(c.looked, 6), lookRarely))
 }
 
 func (c *conn) stageFull() {
@@ -203,7 +199,7 @@ func (c *conn) claimed(slot int) {
 	if C.reg_get_gid(C.int(slot), peer, &gid[0]) == 0 {
 		c.l.sendClaim(gid, uint64(peer), uint32(slot))
 	}
-	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c.l.now, c) })
+	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c, c.l.now) })
 }
 
 // ---- CLC over the TCP socket ----
@@ -248,26 +244,28 @@ func (c *conn) readCLC() {
 			return
 		}
 		if err != nil || n == 0 {
-			c.broken(&endError{err})
+			c.ended = true
+			c.ec.EOF(c.l.now)
 			return
 		}
-		h, err := clc.Peek(buf[:n])
-		if err == nil && h.Length > len(buf) {
-			err = fmt.Errorf("CLC message of %d bytes", h.Length)
+		need, err := engine.Need(buf[:n])
+		if err == nil && need > len(buf) {
+			need = 0
+			err = errTooLong
 		}
-		if err == clc.ErrShort || err == nil && h.Length > n {
+		if err == nil && need > n {
 			return
 		}
-		if err != nil {
-			c.broken(err)
+		if err != nil { // the engine says what it thinks of these bytes; they stay in the socket
+			c.ec.CLC(buf[:n], c.l.now)
 			return
 		}
-		need := h.Length
 		if _, _, err = unix.Recvfrom(c.fd(), buf[:need], unix.MSG_DONTWAIT); err != nil {
-			c.broken(err)
+			c.ended = true
+			c.ec.EOF(c.l.now)
 			return
 		}
-		c.ec.OnCLC(c.l.now, buf[:need])
+		c.ec.CLC(buf[:need], c.l.now)
 	}
 }
 
@@ -288,7 +286,7 @@ func (c *conn) Established(r engine.Rings) {
 	cr.rx_head, cr.rx_buf, cr.rx_size = addrOf(r.LocalHead), addrOf(r.LocalRing), C.u64(len(r.LocalRing))
 	cr.tx_head, cr.tx_buf, cr.tx_size = addrOf(r.PeerHead), addrOf(r.PeerRing), C.u64(len(r.PeerRing))
 	cr.rx_token, cr.tx_token = C.u32(r.LocalToken), C.u32(r.PeerToken)
-	cr.rmb, cr.rmbe, cr.lgr = C.u32(r.RMB), C.u32(r.RMBE), C.u32(r.LinkGroup)
+	cr.rmb, cr.rmbe, cr.lgr = C.u32(r.RMB), C.u32(r.Index), C.u32(r.LinkGroup)
 	cr.peer = C.u32(c.l.peer(r.PeerGID))
 	for i := 0; i < len(r.Provider) && i < len(cr.provider)-1; i++ {
 		cr.provider[i] = C.char(r.Provider[i])
@@ -305,12 +303,12 @@ func (c *conn) Established(r engine.Rings) {
 }
 
 // Fallback: a Decline was sent or received; the TCP socket is the program's from here on.
-func (c *conn) Fallback(diagnosis clc.Diagnosis, sent bool) {
+func (c *conn) Fallback(diagnosis clc.DeclineCode, sent bool) {
 	reason := uint32(C.R_DECLINED)
 	switch {
 	case c.settling:
 		reason = C.R_LEFT_EARLY
-	case sent && diagnosis == clc.OutOfMemory:
+	case sent && diagnosis == clc.DeclineMemory:
 		reason = C.R_MEMORY
 	case sent:
 		reason = C.R_DECLINE_SENT
@@ -318,25 +316,34 @@ func (c *conn) Fallback(diagnosis clc.Diagnosis, sent bool) {
 	c.fallback(reason, uint32(diagnosis))
 }
 
-// Broken: the peer ended or broke the handshake.
-func (c *conn) Broken(err error) { c.broken(err) }
-
-func (c *conn) broken(err error) {
-	if c.phase != phaseCLC {
-		return
-	}
+// Broken: the peer ended or broke the handshake; or, much later, gave our element away (engine.ErrReused).
+func (c *conn) Broken(err error) {
 	c.l.log.Warn().Err(err).Uint32("conn", c.idx).Msg("handshake broken")
-	if c.ec != nil {
-		c.ec.Close(c.l.now)
-		c.ec = nil
-	}
-	if _, ended := err.(*endError); ended {
+	c.ec = nil
+	switch {
+	case c.phase == phaseActive:
+		C.sock_gone(c.s)
+	case c.ended:
 		c.fallback(C.R_PROTOCOL, 0) // the peer is gone: TCP itself shows it to the program
-		return
+	default:
+		c.l.unwatch(c.fd())
+		C.sock_broken(c.s, C.R_PROTOCOL, C.int(unix.ECONNRESET))
+		c.drop()
 	}
-	c.l.unwatch(c.fd())
-	C.sock_broken(c.s, C.R_PROTOCOL, C.int(unix.ECONNRESET))
-	c.drop()
+}
+
+// subnet is the network of the connection's local address, as a Proposal tells it (RFC 7609 §3.5.1.2); on one host only the
+// address itself is sure.
+func (c *conn) subnet() netip.Prefix {
+	b := c.s.b
+	var raw [16]byte
+	for i := range raw {
+		raw[i] = byte(b.laddr[i])
+	}
+	if b.family == unix.AF_INET {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte(raw[:4])), 32)
+	}
+	return netip.PrefixFrom(netip.AddrFrom16(raw), 128)
 }
 
 // ---- TCP again ----
@@ -404,7 +411,7 @@ func (c *conn) timeout() {
 			c.look()
 		}
 	case phaseCLC:
-		c.ec.Decline(c.l.now) // the engine answers by Fallback, or by Established where it is too late to decline
+		c.ec.Decline(clc.DeclineInternal, c.l.now) // the engine answers by Fallback, or by Established where it is too late to decline
 	case phaseActive:
 		C.sock_half(c.s)
 		c.halfAgain()
@@ -431,7 +438,11 @@ func (l *loop) closed(c *conn) {
 		return
 	}
 	if c.ec != nil {
-		c.ec.Close(l.now)
+		if atomic.LoadUint32((*uint32)(unsafe.Pointer(&c.s.b.procs))) > 1 {
+			c.ec.Leave(l.now) // a forked child goes on with it
+		} else {
+			c.ec.Close(l.now)
+		}
 		c.ec = nil
 	}
 	c.drop()

@@ -35,24 +35,22 @@ func newLimits(sh *C.struct_shim) *limits {
 	return m
 }
 
-// take promises n bytes in one memfd; false: the connection is to be plain TCP. All processes of the user count,
-// since they share the memory.
-func (m *limits) take(n int) bool {
-	if (m.fds+1)*share > m.files || (othersRings(m.sh)+m.used+uint64(n))*share > m.memory {
+// reserve promises n more bytes, in one memfd, or takes -n back. false: the connection is to be plain TCP. All processes of
+// the user count, since they share the memory.
+func (m *limits) reserve(n int64) bool {
+	if n > 0 && ((m.fds+1)*share > m.files || (othersRings(m.sh)+m.used+uint64(n))*share > m.memory) {
 		return false
 	}
-	m.add(int64(n), 1)
-	return true
-}
-
-func (m *limits) give(n int) { m.add(-int64(n), -1) }
-
-func (m *limits) add(bytes, fds int64) {
-	m.used += uint64(bytes)
-	m.fds += uint64(fds)
+	m.used += uint64(n)
+	if n > 0 {
+		m.fds++
+	} else {
+		m.fds--
+	}
 	if p := m.sh.proc; p != nil {
 		atomic.StoreUint64((*uint64)(unsafe.Pointer(&p.ring_bytes)), m.used)
 	}
+	return true
 }
 
 // othersRings adds up what the other live processes of this run directory promised.

@@ -7,7 +7,7 @@
 package hooks
 
 /*
-#cgo CFLAGS: -std=gnu11 -O2 -fvisibility=hidden -Wall -Wextra
+#cgo CFLAGS: -std=gnu11 -O2 -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter
 #include "shim.h"
 */
 import "C"
@@ -36,16 +36,19 @@ const (
 // maxEvents bounds the work between two looks at the queue and the clock.
 const maxEvents = 64
 
+// maxRMBE bounds SMCR_RMBE.
+const maxRMBE = 16 << 20
+
 // sweepEvery is how often idle rings are looked for while there are any that may have pages to give back.
-const sweepEvery = 2 * time.Second
+const sweepEvery = engine.Instant(2 * time.Second)
 
 // now is CLOCK_MONOTONIC, the clock that C uses too.
-func now() time.Duration {
+func now() engine.Instant {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
 		return 0
 	}
-	return time.Duration(ts.Nano())
+	return engine.Instant(ts.Nano())
 }
 
 // loop is the engine's thread of one process.
@@ -54,12 +57,12 @@ type loop struct {
 	log   zerolog.Logger
 	dev   *shm.Device
 	eng   *engine.Engine
-	now   time.Duration
+	now   engine.Instant
 	conns map[uint32]*conn // by sock index
 	owed  map[uint64]*conn // client connections that wait for a claim, by the cookie of their TCP socket
 	peers map[roce.GID]uint32
 	timed map[*conn]struct{} // connections with a deadline
-	sweep time.Duration      // when to look for idle rings; 0 = nothing to look for
+	sweep engine.Instant     // when to look for idle rings; 0 = nothing to look for
 }
 
 //export smcr_go_main
@@ -88,18 +91,37 @@ func newLoop(sh *C.struct_shim) (*loop, error) {
 		gid[i] = byte(sh.gid[i])
 	}
 	l.peers[gid] = C.SELF_PEER
-	dev, err := shm.Open(shm.Config{Fd: int(sh.dgram), GID: gid, Hide: hide, Other: l.datagram})
+	dev, err := shm.New(shm.Config{
+		FD: int(sh.dgram), GID: gid, Hide: hide, CloseFD: func(fd int) { C.fd_unhide(C.int(fd)) }, Foreign: l.datagram,
+	})
 	if err != nil {
 		return nil, err
 	}
+	lim := newLimits(sh)
+	cfg := engine.Config{Device: dev, RMBESize: rmbeSize(uint32(sh.rmbe)), Reserve: lim.reserve, Log: l.log}
+	// Unique per engine: a peer keys link groups on it, and each process, each forked child, has its own.
+	copy(cfg.PeerID[:], gid[:])
+	cfg.PeerID[0] |= 1 // never zero
 	l.dev = dev
-	if l.eng, err = l.newEngine(); err != nil {
+	if l.eng, err = engine.New(cfg); err != nil {
 		return nil, err
 	}
 	if err = l.watch(int(sh.wakefd), evWake, 0, unix.EPOLLIN); err == nil {
 		err = l.watch(int(sh.dgram), evDgram, 0, unix.EPOLLIN)
 	}
 	return l, err
+}
+
+// rmbeSize is SMCR_RMBE as the engine takes it: a power of two within its limits; 0 = its default.
+func rmbeSize(n uint32) int {
+	if n == 0 {
+		return 0
+	}
+	size := engine.MinRMBESize
+	for size < int(n) && size < maxRMBE {
+		size *= 2
+	}
+	return size
 }
 
 // hide moves a descriptor of ours out of the program's way and protects it.
@@ -147,8 +169,8 @@ func (l *loop) run() {
 
 // timeout is how long epoll_wait may sleep, in milliseconds, rounded up; -1 = for ever.
 func (l *loop) timeout() int {
-	next := time.Duration(-1)
-	earlier := func(t time.Duration) {
+	next := engine.Instant(-1)
+	earlier := func(t engine.Instant) {
 		if t > 0 && (next < 0 || t < next) {
 			next = t
 		}
@@ -157,16 +179,14 @@ func (l *loop) timeout() int {
 	if t, ok := l.eng.NextDeadline(); ok {
 		earlier(max(t, 1))
 	}
-	if l.dev.Pending() {
-		earlier(l.now + 2*time.Millisecond)
-	}
 	for c := range l.timed {
 		earlier(c.deadline)
 	}
 	if next < 0 {
 		return -1
 	}
-	return int(max(0, (next-l.now+time.Millisecond-1)/time.Millisecond))
+	const ms = engine.Instant(time.Millisecond)
+	return int(max(0, (next-l.now+ms-1)/ms))
 }
 
 // guard keeps a bug in one connection's handling from ending the program: the connection is given up, the rest goes on.
@@ -199,9 +219,7 @@ func (l *loop) event(ev unix.EpollEvent) {
 // poll takes what the datagram socket has and lets the engine act on completions.
 func (l *loop) poll() {
 	for range 64 {
-		more := l.dev.Poll()
-		l.eng.Poll(l.now)
-		if !more {
+		if !l.eng.Poll(l.now) {
 			return
 		}
 	}
@@ -258,9 +276,6 @@ func (l *loop) request(r *C.struct_req) {
 func (l *loop) timers() {
 	if t, ok := l.eng.NextDeadline(); ok && t <= l.now {
 		l.guard(nil, func() { l.eng.Tick(l.now) })
-	}
-	if l.dev.Pending() {
-		l.guard(nil, l.poll)
 	}
 	for c := range l.timed {
 		if c.deadline <= l.now {

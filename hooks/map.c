@@ -2,6 +2,9 @@
  * Which fd is what, and which connection (struct sock, struct block) is behind it. A sock lives as long as somebody
  * refers to it: fds of the program, calls under way, the engine. The map bytes are published last and withdrawn first.
  */
+#include "shim.h"
+#include "sys.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -11,11 +14,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include "shim.h"
-#include "sys.h"
-
 #define HIDE_AT 8000 /* where our own fds go when the limit of fds is generous */
-#define PAGE 4096
 
 static void kind_set(int fd, u8 kind)
 {
@@ -99,26 +98,20 @@ int fd_unhide(int fd)
 
 /* ---- blocks ---- */
 
-/* In the process's file behind its page. Under map_lk. */
+/* Under map_lk. */
 static struct slab *slab_grow(void)
 {
 	struct proc_page *p = S->proc;
+	u32 n = p ? atomic_load(&p->nblocks) : 0;
 
-	if (!p || S->procfd < 0 || S->nslabs >= SLAB_MAX)
+	if (!p || n > SOCK_MAX || S->nslabs >= SLAB_MAX)
 		return 0;
-	u32 n = atomic_load(&p->nblocks);
-	size_t len = SLAB_BLOCKS * sizeof(struct block);
-	if (n > SOCK_MAX)
-		return 0;
-	/* fallocate: a full file system is an error here and not a SIGBUS later. */
-	if (sys(SYS_fallocate, S->procfd, 0, PAGE + (u64)n * sizeof(struct block), len) < 0)
-		return 0;
-	long m = sys(SYS_mmap, 0, len, PROT_READ | PROT_WRITE, MAP_SHARED, S->procfd, PAGE + (u64)n * sizeof(struct block));
-	if (m < 0 && m > -4096)
+	struct block *b = reg_slab(n);
+	if (!b)
 		return 0;
 	atomic_store(&p->nblocks, n + SLAB_BLOCKS);
 	struct slab *sl = &S->slab[S->nslabs];
-	*sl = (struct slab){.b = (struct block *)m, .home = p};
+	*sl = (struct slab){.b = b, .home = p};
 	S->nslabs++;
 	return sl;
 }
@@ -190,13 +183,15 @@ static void name_of(int fd, int peer, u8 addr[16], u16 *port, u16 *family)
 		return;
 	*family = ss.ss_family;
 	if (ss.ss_family == AF_INET) {
-		const struct sockaddr_in *a = (const void *)&ss;
-		memcpy(addr, &a->sin_addr, 4);
-		*port = ntohs(a->sin_port);
+		struct sockaddr_in a;
+		memcpy(&a, &ss, sizeof a);
+		memcpy(addr, &a.sin_addr, 4);
+		*port = ntohs(a.sin_port);
 	} else if (ss.ss_family == AF_INET6) {
-		const struct sockaddr_in6 *a = (const void *)&ss;
-		memcpy(addr, &a->sin6_addr, 16);
-		*port = ntohs(a->sin6_port);
+		struct sockaddr_in6 a;
+		memcpy(&a, &ss, sizeof a);
+		memcpy(addr, &a.sin6_addr, 16);
+		*port = ntohs(a.sin6_port);
 	}
 }
 
@@ -458,10 +453,9 @@ struct sock *fd_forget(int fd, u32 *listener)
 		return 0;
 	}
 
-	int nested = lk_lock(&S->map_lk), ours = 0;
+	int nested = lk_lock(&S->map_lk), gone = 0;
 	if (atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN)) {
 		int last = atomic_fetch_sub(&s->fds, 1) == 1, to = s->fd;
-		ours = 1;
 		atomic_fetch_sub(&s->refs, 1); /* not the last one: ours is left */
 		if (last) {
 			to = -1;
@@ -470,7 +464,8 @@ struct sock *fd_forget(int fd, u32 *listener)
 				to = dup_high(fd);
 				atomic_store(&s->late, to >= 0);
 			}
-			if (to < 0 && atomic_load(&s->b->procs) == 1)
+			gone = to < 0;
+			if (gone && atomic_load(&s->b->procs) == 1)
 				s->b->fd = -1;
 		} else if (to == fd) {
 			to = other_fd(s, fd);
@@ -482,7 +477,7 @@ struct sock *fd_forget(int fd, u32 *listener)
 		}
 	}
 	lk_unlock(&S->map_lk, nested);
-	if (ours)
+	if (gone)
 		epoll_sock_closed(s, fd);
 	return s;
 }

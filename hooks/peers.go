@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"libsmcr/abi/roce"
+	"libsmcr/verbs/shm"
 )
 
 // Datagrams between engines that belong to this package (ARCHITECTURE "Datagrams between engines"); the others are verbs/shm's.
@@ -23,8 +24,9 @@ const (
 	bellSize  = 20
 )
 
-// datagram takes what verbs/shm got and does not know. It owns fds.
-func (l *loop) datagram(from roce.GID, kind uint32, body []byte, fds []int) {
+// datagram takes what verbs/shm got and does not know.
+func (l *loop) datagram(d shm.Datagram) {
+	from, kind, body, fds := d.From, d.Type, d.Body, d.FDs
 	switch {
 	case kind == dgClaim && len(body) == claimSize:
 		cookie := binary.NativeEndian.Uint64(body)

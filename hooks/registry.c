@@ -9,7 +9,9 @@
  *
  * Also here: the process's own file, and sock_diag.
  */
-#define _GNU_SOURCE
+#include "shim.h"
+#include "sys.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,9 +24,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-
-#include "shim.h"
-#include "sys.h"
 
 #define REG_MAGIC 0x47455253u
 #define REG_VERSION 1 /* of the layout below; SMCR_ABI of a process stands in its entries */
@@ -73,7 +72,8 @@ struct table {
 	u64 size;
 	/* layout of REG_VERSION */
 	_Atomic u8 spilled[CHAIN]; /* an entry of this bucket may lie in the next one */
-	u8 pad[4096 - 16 - CHAIN];
+	_Atomic u64 lmap[CHAIN / 64], omap[OFFERS / BUCKET / 64]; /* buckets used since a sweep found them empty */
+	u8 pad[4096 - 16 - CHAIN - CHAIN / 8 - OFFERS / BUCKET / 8];
 	struct listener l[LISTENERS];
 	_Atomic u64 state[OFFERS]; /* cookie << 2 | enum reg_state; 0 = free */
 	_Atomic u64 own[OFFERS];
@@ -97,7 +97,7 @@ struct registry {
 	u32 seq;
 	u8 page_own;	   /* the file is named after us */
 	char dir[256];
-	char buf[32768];   /* answers of dumps */
+	char buf[32768] __attribute__((aligned(8))); /* answers of dumps */
 };
 #define RETRY_NS 1000000000ll
 
@@ -234,31 +234,38 @@ static int is_any(const struct place *p)
 	return !memcmp(p->addr, zero, p->family == AF_INET ? 4 : 16);
 }
 
-static int place_of(const struct sockaddr *sa, socklen_t len, struct place *p)
+static void place_set(struct place *p, int family, const void *addr, u16 port_be)
 {
 	static const u8 mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+	int v4 = family == AF_INET || !memcmp(addr, mapped, 12);
 
 	memset(p, 0, sizeof *p);
-	if (len >= sizeof(struct sockaddr_in) && sa->sa_family == AF_INET) {
-		const struct sockaddr_in *a = (const void *)sa;
-		memcpy(p->addr, &a->sin_addr, 4);
-		p->port = ntohs(a->sin_port);
-		p->family = AF_INET;
-		return 1;
-	}
-	if (len < offsetof(struct sockaddr_in6, sin6_scope_id) || sa->sa_family != AF_INET6)
+	p->family = v4 ? AF_INET : AF_INET6;
+	p->port = ntohs(port_be);
+	memcpy(p->addr, (const u8 *)addr + (v4 && family != AF_INET ? 12 : 0), v4 ? 4 : 16);
+}
+
+/* Copies first: what the caller has may be of any type. */
+static int place_of(const void *sa, socklen_t len, struct place *p)
+{
+	struct sockaddr_in in;
+	struct sockaddr_in6 in6 = {.sin6_scope_id = 0};
+	sa_family_t family;
+
+	if (len < sizeof in)
 		return 0;
-	const struct sockaddr_in6 *a = (const void *)sa;
-	p->port = ntohs(a->sin6_port);
-	if (!memcmp(&a->sin6_addr, mapped, 12)) {
-		memcpy(p->addr, a->sin6_addr.s6_addr + 12, 4);
-		p->family = AF_INET;
+	memcpy(&family, sa, sizeof family);
+	if (family == AF_INET) {
+		memcpy(&in, sa, sizeof in);
+		place_set(p, AF_INET, &in.sin_addr, in.sin_port);
 		return 1;
 	}
-	memcpy(p->addr, &a->sin6_addr, 16);
-	p->family = AF_INET6;
-	if (IN6_IS_ADDR_LINKLOCAL(&a->sin6_addr) && len >= sizeof *a)
-		p->scope = a->sin6_scope_id;
+	if (family != AF_INET6 || len < offsetof(struct sockaddr_in6, sin6_scope_id))
+		return 0;
+	memcpy(&in6, sa, len < sizeof in6 ? len : sizeof in6);
+	place_set(p, AF_INET6, &in6.sin6_addr, in6.sin6_port);
+	if (p->family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&in6.sin6_addr))
+		p->scope = in6.sin6_scope_id;
 	return 1;
 }
 
@@ -268,7 +275,7 @@ static int name_place(int fd, int nr, struct place *p)
 	socklen_t len = sizeof ss;
 	long r = sys(nr, fd, &ss, &len);
 
-	return r < 0 ? (int)r : place_of((void *)&ss, len, p) ? 0 : -EAFNOSUPPORT;
+	return r < 0 ? (int)r : place_of(&ss, len, p) ? 0 : -EAFNOSUPPORT;
 }
 
 static int sockopt_int(int fd, int level, int name)
@@ -405,19 +412,11 @@ static int diag_listeners(struct registry *r, int family, u16 port, int (*each)(
 	return ret;
 }
 
-static int same_place(const struct place *p, const void *addr, u16 port, int family)
+static int same_place(const struct place *p, const void *addr, u16 port_be, int family)
 {
-	struct sockaddr_in6 sa = {.sin6_family = AF_INET6, .sin6_port = port};
 	struct place o;
 
-	if (family == AF_INET) {
-		struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = port};
-		memcpy(&in.sin_addr, addr, 4);
-		place_of((void *)&in, sizeof in, &o);
-	} else {
-		memcpy(&sa.sin6_addr, addr, 16);
-		place_of((void *)&sa, sizeof sa, &o);
-	}
+	place_set(&o, family, addr, port_be);
 	return p->port == o.port && p->family == o.family && !memcmp(p->addr, o.addr, 16);
 }
 
@@ -467,6 +466,15 @@ int diag_mirror(int fd, struct diag *d)
 
 /* ---- entries that end ---- */
 
+/* Before a place is taken, in case of a crash right after, and again after it: a sweep may have been there in between. */
+static void mark(_Atomic u64 *map, u32 bucket)
+{
+	u64 bit = 1ull << bucket % 64;
+
+	if (!(atomic_load(&map[bucket / 64]) & bit))
+		atomic_fetch_or(&map[bucket / 64], bit);
+}
+
 /* Nobody's any more: withdrawn first, then free. Several processes may do this to one entry. */
 static void listener_drop(struct listener *e, u64 own, u64 cookie)
 {
@@ -510,6 +518,13 @@ static char *page_name(char *p, u64 pid, u64 start)
 	p = put_u64(p, start);
 	*p = 0;
 	return p;
+}
+
+static void page_path(const struct registry *r, char *p)
+{
+	strcpy(p, r->dir);
+	strcat(p, "/");
+	page_name(p + strlen(p), r->pid, r->start);
 }
 
 static int page_make(struct registry *r, int dir, const char comm[16])
@@ -572,7 +587,7 @@ static int page_make(struct registry *r, int dir, const char comm[16])
 		strcat(strcat(to, "/"), name);
 		sys(SYS_linkat, dir, name, AT_FDCWD, to, 0);
 	}
-	S->procfd = fd_hide((int)fd);
+	sys(SYS_close, fd); /* a process that stays on TCP keeps no descriptor of ours */
 	r->page_own = 1;
 	__atomic_store_n(&S->proc, p, __ATOMIC_RELEASE);
 	return 0;
@@ -635,42 +650,79 @@ static int listener_lives(struct registry *r, const struct listener *e)
 	return ret;
 }
 
-static void sweep_tables(struct registry *r)
+/* 1 = the place is taken by somebody who lives. */
+static int sweep_listener(struct registry *r, struct judge *j, struct listener *p)
+{
+	struct listener e;
+	u64 own = atomic_load(&p->own);
+
+	if (!own)
+		return 0;
+	u64 c = atomic_load(&p->cookie);
+	int orphan = atomic_load(&p->flags) & LF_ORPHAN;
+	if (alive(r, j, own, p->start) && !orphan)
+		return 1;
+	if (c && listener_copy(p, &e)) {
+		int lives = listener_lives(r, &e);
+		if (lives > 0 || (lives < 0 && orphan))
+			return 1; /* who was forked from the dead goes on listening */
+	}
+	listener_drop(p, own, c);
+	return 0;
+}
+
+static int sweep_offer(struct registry *r, struct judge *j, u32 i)
 {
 	struct table *t = r->t;
-	struct judge j = {.deep = DEEP};
-	struct listener e;
+	u64 own = atomic_load(&t->own[i]);
 
-	for (u32 i = 0; i < LISTENERS; i++) {
-		u64 own = atomic_load_explicit(&t->l[i].own, memory_order_relaxed);
-		if (!own)
-			continue;
-		u64 c = atomic_load(&t->l[i].cookie);
-		int orphan = atomic_load(&t->l[i].flags) & LF_ORPHAN;
-		if (alive(r, &j, own, t->l[i].start) && !orphan)
-			continue;
-		if (c && listener_copy(&t->l[i], &e)) {
-			int lives = listener_lives(r, &e);
-			if (lives > 0 || (lives < 0 && orphan))
-				continue; /* who was forked from the dead goes on listening */
+	if (!own)
+		return 0;
+	if (alive(r, j, own, t->o[i].start))
+		return 1;
+	u64 w = atomic_load(&t->state[i]);
+	atomic_compare_exchange_strong(&t->state[i], &w, 0);
+	atomic_compare_exchange_strong(&t->own[i], &own, 0);
+	return 0;
+}
+
+static u64 own_at(struct table *t, int listeners, u32 i)
+{
+	return listeners ? atomic_load(&t->l[i].own) : atomic_load(&t->own[i]);
+}
+
+/* Looks only where something was since the last sweep: the whole table is 1500 cache lines. */
+static void sweep_map(struct registry *r, struct judge *j, _Atomic u64 *map, u32 words, int listeners)
+{
+	for (u32 w = 0; w < words; w++) {
+		u64 bits = atomic_load(&map[w]);
+		for (; bits; bits &= bits - 1) {
+			u32 b = w * 64 + (u32)__builtin_ctzll(bits), live = 0;
+			for (u32 i = b * BUCKET; i < (b + 1) * BUCKET; i++)
+				live += (u32)(listeners ? sweep_listener(r, j, &r->t->l[i]) : sweep_offer(r, j, i));
+			if (live)
+				continue;
+			atomic_fetch_and(&map[w], ~(bits & -bits));
+			for (u32 i = b * BUCKET; i < (b + 1) * BUCKET; i++)
+				if (own_at(r->t, listeners, i)) /* taken meanwhile */
+					mark(map, b);
 		}
-		listener_drop(&t->l[i], own, c);
 	}
-	for (u32 i = 0; i < OFFERS; i++) {
-		u64 own = atomic_load_explicit(&t->own[i], memory_order_relaxed);
-		if (!own || alive(r, &j, own, t->o[i].start))
-			continue;
-		u64 w = atomic_load(&t->state[i]);
-		atomic_compare_exchange_strong(&t->state[i], &w, 0);
-		atomic_compare_exchange_strong(&t->own[i], &own, 0);
-	}
+}
+
+static void sweep_tables(struct registry *r)
+{
+	struct judge j = {.deep = DEEP};
+
+	sweep_map(r, &j, r->t->lmap, CHAIN / 64, 1);
+	sweep_map(r, &j, r->t->omap, OFFERS / BUCKET / 64, 0);
 }
 
 /* Files of the dead. Returns how many of the living there are beside us. */
 static int sweep_files(struct registry *r, int dir)
 {
 	struct judge j = {.deep = DEEP};
-	char buf[4096];
+	char buf[4096] __attribute__((aligned(8)));
 	int others = 0;
 
 	for (int k = 0; k < 1024; k++) {
@@ -834,8 +886,6 @@ static int uid_changed(struct registry *r)
 			sys(SYS_mmap, r->t, sizeof(struct table), PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 		r->left = 1;
-		fd_unhide(S->procfd);
-		S->procfd = -1;
 	}
 	lk_unlock(&r->lk, nested);
 	return 1;
@@ -934,8 +984,11 @@ static struct listener *listener_take(struct table *t, u16 port, u64 own)
 		for (u32 k = 0; k < BUCKET; k++) {
 			struct listener *e = &t->l[b * BUCKET + k];
 			u64 none = 0;
-			if (!atomic_load(&e->own) && atomic_compare_exchange_strong(&e->own, &none, own))
+			mark(t->lmap, b);
+			if (!atomic_load(&e->own) && atomic_compare_exchange_strong(&e->own, &none, own)) {
+				mark(t->lmap, b);
 				return e;
+			}
 		}
 		atomic_store(&t->spilled[b], 1);
 	}
@@ -1196,8 +1249,10 @@ int reg_offer(int fd, u64 *cookie)
 				if (atomic_compare_exchange_strong(&t->own[n], &own, 0))
 					own = 0;
 			}
+			mark(t->omap, n / BUCKET);
 			if (own || !atomic_compare_exchange_strong(&t->own[n], &own, me))
 				continue;
+			mark(t->omap, n / BUCKET);
 			struct offer *o = &t->o[n];
 			atomic_store(&o->gid_of, 0);
 			o->start = r->start;
@@ -1290,14 +1345,35 @@ int reg_get_gid(int slot, u64 cookie, u8 gid[16])
 	return 0;
 }
 
+/* ---- more blocks ---- */
+
+/* Behind the `n` that the process's file has: SLAB_BLOCKS more, mapped, or 0. */
+struct block *reg_slab(u32 n)
+{
+	struct registry *r = reg_use();
+	size_t len = SLAB_BLOCKS * sizeof(struct block);
+	u64 at = 4096 + (u64)n * sizeof(struct block);
+	char path[sizeof r->dir + 64];
+
+	if (!r || !r->page_own)
+		return 0;
+	page_path(r, path);
+	long fd = sys(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0), m = fd;
+	if (fd < 0)
+		return 0;
+	m = sys(SYS_fallocate, fd, 0, at, len); /* a full file system is an error here and not a SIGBUS later */
+	if (!failed(m))
+		m = sys(SYS_mmap, 0, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
+	sys(SYS_close, fd);
+	return failed(m) ? 0 : (struct block *)m;
+}
+
 /* ---- fork, exec, exit ---- */
 
 void reg_forked(void)
 {
 	struct registry *r = S->reg;
 
-	fd_unhide(S->procfd);
-	S->procfd = -1;
 	fd_unhide(S->diag); /* shared with the parent: answers would get mixed up */
 	S->diag = -1;
 	S->proc = 0; /* inherited blocks stay mapped and count in the parent's page */
@@ -1331,9 +1407,7 @@ void reg_exit(void)
 	if (!r || !r->page_own)
 		return;
 	own_drop(r, 1);
-	strcpy(path, r->dir);
-	strcat(path, "/");
-	page_name(path + strlen(path), r->pid, r->start);
+	page_path(r, path);
 	sys(SYS_unlinkat, AT_FDCWD, path, 0);
 	r->page_own = 0;
 }

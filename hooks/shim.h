@@ -84,10 +84,12 @@ enum smcr_reason {
 /* ---- waking --------------------------------------------------------------------------------------- */
 
 /*
- * An arm word says who wants to be woken. Bit 0: threads sleep in FUTEX_WAIT on the low 32 bits. Bits 4-23,
+ * An arm word says who wants to be woken. Bit 0: threads sleep in FUTEX_WAIT on the count beside it (rwakes, wwakes,
+ * st_wakes: not on the word itself, which another waiter may have armed again before the first one sleeps). Bits 4-23,
  * 24-43, 44-63: up to three bells (0 = free). Whoever makes the awaited thing true exchanges the word with 0
  * and rings what was in it; so each arming is rung at most once and nobody who is awake is rung.
- * Waiter: arm, full fence (the atomic is one), look again, sleep. Waker: publish, full fence, look at the word.
+ * Waiter: read the count, arm, full fence (the atomic is one), look again, sleep. Waker: publish, full fence, look at
+ * the word.
  */
 struct arm {
 	_Atomic u64 w;
@@ -125,10 +127,12 @@ struct rmbe_head {
 	_Atomic u32 rflags;
 	_Atomic u32 token; /* the element's alert token: changes when the element is reused */
 	u32 rtag;	   /* reader's sock index: what to say when its bell is rung for data */
-	u32 pad2[11];
+	_Atomic u32 rwakes; /* times that rarm's futex sleepers were woken */
+	u32 pad2[10];
 	/* line 3: armed by the writer, who waits for room; cleared by the reader */
 	struct arm warm;
-	u32 pad3[14];
+	_Atomic u32 wwakes;
+	u32 pad3[13];
 };
 _Static_assert(sizeof(struct rmbe_head) == 256, "head of an RMBE is four cache lines");
 
@@ -208,6 +212,7 @@ struct block {
 	u8 laddr[16], paddr[16]; /* v4 in the first four bytes */
 	char provider[16];
 	u64 since_ns;	   /* CLOCK_MONOTONIC */
+	_Atomic u32 st_wakes; /* times that st's futex sleepers were woken */
 } __attribute__((aligned(512)));
 _Static_assert(sizeof(struct block) == 512, "eight blocks a page");
 
@@ -361,6 +366,7 @@ struct shim {
 	struct sock sock[SOCK_MAX];
 	struct peer peer[PEER_MAX];
 	struct bell bell[BELL_MAX];
+	_Atomic u32 sealed; /* the program installed a seccomp filter: lane.c asks the kernel for futex and poll only */
 	/* bell.c */
 	struct lk bell_lk;	      /* table of foreign bells, except lookups */
 	u32 bell_hi;		      /* highest index of bell[] ever used */
@@ -458,7 +464,7 @@ int bell_tell(int idx, u32 peer) HIDDEN; /* hands it to that process unless done
 void bell_ring(struct sock *s, u32 id, u32 tag, int own) HIDDEN;
 void bell_install(u32 peer, u32 id, int fd, int pagefd) HIDDEN; /* engine: a BELL datagram came; takes both fds (pagefd -1 = none) */
 void bell_forget(u32 peer) HIDDEN; /* engine: that process is gone; before its index is used again */
-void bell_forked(void) HIDDEN;	   /* child of fork, after lane_forked: no index of before is valid any more */
+void bell_forked(void) HIDDEN;	   /* child of fork, after lane_forked, S->salt still the parent's: no index of before is valid any more */
 
 /* ---- sock.c: what a connection of ours answers -------------------------------------------------------------- */
 
@@ -481,6 +487,7 @@ struct rings {
 };
 int sock_waits(struct sock *s) HIDDEN; /* does somebody of this side wait to write? */
 const char *reason_word(u32 reason) HIDDEN;
+void sock_gone(struct sock *s) HIDDEN; /* established, and the peer took its element away */
 void sock_half(struct sock *s) HIDDEN; /* REQ_HALF: is the half-closed peer still alive? */
 void sock_established(struct sock *s, const struct rings *r) HIDDEN;
 void sock_claimed(struct sock *s) HIDDEN;	/* S_OFFERED -> S_CLC */
@@ -491,7 +498,7 @@ int sock_sweep(struct sock *s) HIDDEN; /* 1 = look again in 2 s; 0 = its tx ring
 
 /* ---- epoll.c ---------------------------------------------------------------------------------------------------- */
 
-/* fd of s is closed. If it was this process's last one, s->fd is -1 by now and the entries go; the kernel drops its
+/* fd of s is closed; before s->fds goes down. If it is this process's last one the entries go; the kernel drops its
  * registrations by itself. Else they stay, as in Linux. */
 void epoll_sock_closed(struct sock *s, int fd) HIDDEN;
 /* Every set's registration becomes the program's own. State is S_FLUSH or S_TCP: epoll_ctl makes no entry in these. */
@@ -499,10 +506,12 @@ void epoll_sock_plain(struct sock *s) HIDDEN;
 /* A send that may not wait found no room (EAGAIN or a short count): an EPOLLET entry owes an EPOLLOUT edge later. */
 void epoll_sock_full(struct sock *s) HIDDEN;
 void epoll_set_closed(int epfd) HIDDEN;
-/* After every successful dup, dup2, dup3, F_DUPFD of an fd that is FD_UNKNOWN, FD_PLAIN or FD_EPOLL. 0 or -errno. */
+/* After every successful dup, dup2, dup3, F_DUPFD of an fd that is FD_UNKNOWN, FD_PLAIN or FD_EPOLL (a set without
+ * anything of ours is FD_PLAIN). 1 = `to` is a set of ours now, kind and all; 0 = not a set; -errno. */
 int epoll_set_dup(int from, int to) HIDDEN;
-void epoll_forked(void) HIDDEN; /* child of fork, after lane_forked and before bell_forked */
-int epoll_polled(int epfd) HIDDEN;	/* poll.c: poll or select is about to look at this fd, which may be a set; 1 = use slices */
+void epoll_forked(void) HIDDEN; /* child of fork, after lane_forked */
+/* poll or select is about to look at this fd, which may be a set: 1 = use slices, 2 = readable by what is ours. */
+int epoll_polled(int epfd) HIDDEN;
 
 /* ---- registry.c: the host registry and sock_diag ------------------------------------------------------------------ */
 
@@ -520,6 +529,7 @@ int reg_state(int slot, u64 cookie) HIDDEN; /* enum reg_state */
 void reg_done(int slot, u64 cookie) HIDDEN; /* the slot is free again */
 void reg_set_gid(int slot, u64 cookie, const u8 gid[16]) HIDDEN;
 int reg_get_gid(int slot, u64 cookie, u8 gid[16]) HIDDEN;
+struct block *reg_slab(u32 n) HIDDEN; /* SLAB_BLOCKS more blocks behind the n that the process's file has */
 void reg_gone(u32 listener) HIDDEN; /* the last fd of this process for that listener is closed */
 void reg_forked(void) HIDDEN; /* child, after map_forked: its own page and sockets are made when needed */
 void reg_exec(void) HIDDEN;   /* before exec: what the next image inherits it publishes itself, at its first accept */

@@ -295,6 +295,16 @@ void sock_tcp_event(struct sock *s, u32 events)
 		sock_fire(s);
 }
 
+/* The peer's engine has ended the connection at its side: nothing that we write from now on is read. */
+void sock_gone(struct sock *s)
+{
+	int none = 0;
+
+	atomic_compare_exchange_strong(&s->b->so_error, &none, ECONNRESET);
+	atomic_fetch_or(&s->b->flags, BF_RESET | BF_GONE | BF_FIN);
+	sock_fire(s);
+}
+
 /*
  * Half-closed peers send no second FIN when they close for good; sock_diag still tells whether a process
  * owns the other end. Called while somebody waits to write to a half-closed peer.

@@ -18,17 +18,14 @@
 
 struct shim *smcr_shim;
 
-#define FAIL(...)                                                                                                 \
-	do {                                                                                                      \
-		fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);                                                   \
-		fprintf(stderr, __VA_ARGS__);                                                                     \
-		fprintf(stderr, " (errno %d)\n", errno);                                                          \
-		_exit(1);                                                                                         \
-	} while (0)
 #define CHECK(cond, ...)                                                                                          \
 	do {                                                                                                      \
-		if (!(cond))                                                                                      \
-			FAIL(#cond " " __VA_ARGS__);                                                              \
+		if (!(cond)) {                                                                                    \
+			fprintf(stderr, "%s:%d: %s ", __FILE__, __LINE__, #cond);                                 \
+			fprintf(stderr, " " __VA_ARGS__);                                                         \
+			fprintf(stderr, " (errno %d)\n", errno);                                                  \
+			_exit(1);                                                                                 \
+		}                                                                                                 \
 	} while (0)
 
 static void *shared(size_t n)

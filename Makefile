@@ -1,0 +1,40 @@
+# make TARGET; make help lists them.
+.DEFAULT_GOAL := build
+.PHONY: build demo test check bench fuzz soak clean help
+
+T ?=
+N ?= 5
+ROW ?=
+ARGS ?=
+
+LDFLAGS := -s -w -checklinkname=0 -E smcr_rt0 -X runtime.godebugDefault=asyncpreemptoff=1 \
+	-extldflags '-Wl,--version-script=$(CURDIR)/preload/exports.map -Wl,-Bsymbolic -Wl,-z,nodelete'
+
+build: ## build/libsmcr.so and build/smcr
+	go build -buildmode=c-shared -trimpath -o build/libsmcr.so -ldflags "$(LDFLAGS)" ./preload
+	@rm -f build/libsmcr.h
+	CGO_ENABLED=0 go build -trimpath -o build/smcr ./cmd/smcr
+
+demo: ## redis, iperf3, memcached and sockperf over TCP and over SMC-R, in one table
+	@scripts/demo
+
+test: build ## all tests that need no virtual machine; ARGS='-run Redis' chooses
+	@go run ./scripts/test $(ARGS)
+
+check: build ## static: format, vet, locks, lint, imports, exports, C warnings, stale files
+	@scripts/check
+
+bench: build ## figures against TCP, medians of N=5; ROW=redis-c1 chooses
+	@go run ./scripts/bench -n $(N) -row "$(ROW)"
+
+fuzz: ## every fuzz target for T=30s
+	@scripts/fuzz $(or $(T),30s)
+
+soak: build ## the black-box tests again and again for T=10m
+	@scripts/soak $(or $(T),10m)
+
+clean: ## remove what was built
+	rm -rf build
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10

@@ -1,0 +1,787 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"libsmcr/abi/clc"
+	"libsmcr/abi/smc"
+	"libsmcr/engine/fsm"
+	"libsmcr/verbs"
+	"libsmcr/verbs/verbstest"
+)
+
+// RFC 7609 §3.5.1, Figure 8. The server's CONFIRM LINK comes only when it can reach the client's RMB, and goes out behind its own.
+func TestFirstContact(t *testing.T) {
+	bothProviders(t, func(t *testing.T, w *world) {
+		w.established(w.a(), w.b())
+		if w.fabric != nil {
+			w.wantTrace("A PROPOSAL", "B ACCEPT F", "A CONFIRM F", "A export", "B export", "B CONFIRM LINK", "A CONFIRM LINK rsp")
+		}
+		for _, h := range w.hosts {
+			s := h.e.Snapshot()
+			if len(s.Groups) != 1 || s.Groups[0].State != "ACTIVE" || s.Groups[0].Links[0].State != "ACTIVE" || s.Groups[0].Links[0].Num != 1 ||
+				s.Groups[0].MaxLinks != 1 || s.Groups[0].PeerRMBs != 1 || s.Groups[0].RMBs[0].InUse != 1 || s.Counters.Established != 1 {
+				t.Errorf("%s: %+v", h.name, s)
+			}
+			if at, ok := h.e.NextDeadline(); ok {
+				t.Errorf("%s: an idle engine has a timer in %s", h.name, time.Duration(at-w.now))
+			}
+		}
+		w.finish()
+	})
+}
+
+// RFC 7609 §3.5.2: the link is used again; nothing but CLC flows while the RMB has room.
+func TestSubsequentContact(t *testing.T) {
+	bothProviders(t, func(t *testing.T, w *world) {
+		w.established(w.a(), w.b())
+		w.trace = nil
+		c, s := w.established(w.a(), w.b())
+		w.wantTrace("A PROPOSAL", "B ACCEPT", "A CONFIRM")
+		if c.rings.Index != 2 || s.rings.Index != 2 {
+			t.Errorf("elements %d and %d", c.rings.Index, s.rings.Index)
+		}
+		w.finish()
+	})
+}
+
+// RFC 7609 §3.5.5.2.1: when the RMB is full the next one is announced by CONFIRM RKEY, first by the server, then by the client.
+func TestFortyConnectionsNeedASecondRMB(t *testing.T) {
+	bothProviders(t, func(t *testing.T, w *world) {
+		tokens := map[smc.AlertToken]bool{}
+		for i := range 40 {
+			w.trace = nil
+			c, s := w.established(w.a(), w.b())
+			if i == 32 && w.fabric != nil {
+				w.wantTrace("A PROPOSAL", "B export", "B CONFIRM RKEY", "A CONFIRM RKEY rsp", "B ACCEPT",
+					"A export", "A CONFIRM RKEY", "B CONFIRM RKEY rsp", "A CONFIRM")
+			}
+			if want := smc.RMBEIndex(i%32 + 1); c.rings.Index != want || s.rings.Index != want {
+				t.Fatalf("connection %d has elements %d and %d", i, c.rings.Index, s.rings.Index)
+			}
+			if tokens[c.rings.LocalToken] {
+				t.Errorf("token %s twice", c.rings.LocalToken)
+			}
+			tokens[c.rings.LocalToken] = true
+		}
+		for _, h := range w.hosts {
+			if g := h.e.Snapshot().Groups; len(g) != 1 || len(g[0].RMBs) != 2 || g[0].PeerRMBs != 2 || g[0].Conns != 40 {
+				t.Errorf("%s: %+v", h.name, g)
+			}
+		}
+		w.finish()
+	})
+}
+
+// All at once: one first contact, the others wait for it; the second RMB is announced once on each side.
+func TestManyProposalsAtOnce(t *testing.T) {
+	bothProviders(t, func(t *testing.T, w *world) {
+		for range 40 {
+			w.dial(w.a(), w.b())
+		}
+		w.settle()
+		for i := 0; i < len(w.ends); i += 2 {
+			w.mustBeSMC(w.ends[i], w.ends[i+1])
+		}
+		count := map[string]int{}
+		for _, m := range w.trace {
+			count[m]++
+		}
+		if w.fabric != nil && (count["B CONFIRM LINK"] != 1 || count["B CONFIRM RKEY"] != 1 || count["A CONFIRM RKEY"] != 1) || count["B ACCEPT F"] != 1 {
+			t.Errorf("%v", count)
+		}
+		w.finish()
+	})
+}
+
+// Roles reversed are another link group (RFC 7609 §2.2): simultaneous first contacts from both sides do not meet.
+func TestSimultaneousFirstContactsOfBothSides(t *testing.T) {
+	bothProviders(t, func(t *testing.T, w *world) {
+		c1, s1 := w.dial(w.a(), w.b())
+		c2, s2 := w.dial(w.b(), w.a())
+		w.settle()
+		w.mustBeSMC(c1, s1)
+		w.mustBeSMC(c2, s2)
+		for _, h := range w.hosts {
+			g := h.e.Snapshot().Groups
+			if len(g) != 2 || g[0].Role == g[1].Role {
+				t.Errorf("%s: %+v", h.name, g)
+			}
+		}
+		w.finish()
+	})
+}
+
+// A process that connects to its own listener has both roles in one engine.
+func TestConnectionToOneself(t *testing.T) {
+	bothProviders(t, func(t *testing.T, w *world) {
+		for range 40 {
+			w.established(w.a(), w.a())
+		}
+		if g := w.a().e.Snapshot().Groups; len(g) != 2 {
+			t.Errorf("%+v", g)
+		}
+		w.finish()
+	})
+}
+
+// If the first contact fails, one of those that waited makes the next attempt.
+func TestQueuedProposalTakesOver(t *testing.T) {
+	w := newWorld(t, false)
+	w.clc = func(from *end, b []byte) []byte {
+		if from == w.ends[0] && describe(b) == "CONFIRM F" {
+			return clc.Decline{Version: smc.V1, Diagnosis: clc.DeclineMemory}.Append(nil)
+		}
+		return b
+	}
+	c1, s1 := w.dial(w.a(), w.b())
+	c2, s2 := w.dial(w.a(), w.b())
+	c3, s3 := w.dial(w.a(), w.b())
+	// Only the server is told: the client has to be cut off in the same way.
+	w.settle()
+	if s1.outcome() != "fallback" {
+		t.Fatalf("%s", s1.outcome())
+	}
+	w.mustBeSMC(c2, s2)
+	w.mustBeSMC(c3, s3)
+	c1.eof = true
+	w.finish()
+}
+
+// A first contact that gets nowhere must not take the others with it into the timeout of their clients.
+func TestQueuedProposalIsDeclinedInTime(t *testing.T) {
+	w := newWorld(t, false)
+	w.clc = func(from *end, b []byte) []byte {
+		if from == w.ends[0] && describe(b) == "CONFIRM F" {
+			return nil
+		}
+		return b
+	}
+	w.dial(w.a(), w.b())
+	c2, s2 := w.dial(w.a(), w.b())
+	w.settle()
+	if s2.c.State() != fsm.Queued {
+		t.Fatal(s2.c.State())
+	}
+	w.advance(4 * time.Second)
+	if c2.outcome() != "fallback" || s2.outcome() != "fallback" || s2.fallback.Remote || c2.fallback.Code != clc.DeclineConfirmLink {
+		t.Errorf("%v, %v", c2.fallback, s2.fallback)
+	}
+	w.advance(10 * time.Second)
+	w.finish()
+}
+
+// 255 RMBs are the limit of a link group (RFC 7609 §2.1); then the server makes a parallel one (§3.5.3).
+func TestFullLinkGroupGetsAParallelOne(t *testing.T) {
+	w := newWorld(t, false, func(c *Config) { c.Elements = 1 })
+	for i := range maxRMBs + 2 {
+		w.trace = nil
+		w.established(w.a(), w.b())
+		if first := slices.Contains(w.trace, "B ACCEPT F"); first != (i == 0 || i == maxRMBs) {
+			t.Fatalf("connection %d: %q", i, w.trace)
+		}
+	}
+	w.finish()
+}
+
+// Whatever goes wrong on one side, the reason reaches both.
+func TestLackOfMemoryIsDeclined(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		break_ func(*world)
+		client bool // whose memory it is
+	}{
+		{"server's limit", func(w *world) { w.b().limit = MinRMBESize - 1 }, false},
+		{"client's limit", func(w *world) { w.a().limit = MinRMBESize - 1 }, true},
+		{"server's RMB", func(w *world) { w.b().fake.FailMemory = true }, false},
+		{"client's RMB", func(w *world) { w.a().fake.FailMemory = true }, true},
+		{"server's mapping", func(w *world) { w.b().fake.FailMap = true }, false},
+		{"client's mapping", func(w *world) { w.a().fake.FailMap = true }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, false)
+			c.break_(w)
+			a, b := w.dial(w.a(), w.b())
+			w.settle()
+			if a.outcome() != "fallback" || b.outcome() != "fallback" || a.fallback.Code != clc.DeclineMemory || b.fallback.Code != clc.DeclineMemory ||
+				a.fallback.Remote == c.client || b.fallback.Remote != c.client {
+				t.Errorf("client %s %v, server %s %v", a.outcome(), a.fallback, b.outcome(), b.fallback)
+			}
+			w.finish()
+		})
+	}
+}
+
+func TestLimitOnSubsequentContact(t *testing.T) {
+	for _, client := range []bool{true, false} {
+		w := newWorld(t, false)
+		w.established(w.a(), w.b())
+		h := w.b()
+		if client {
+			h = w.a()
+		}
+		h.limit = MinRMBESize
+		a, b := w.dial(w.a(), w.b())
+		w.settle()
+		if a.outcome() != "fallback" || b.outcome() != "fallback" || a.fallback.Code != clc.DeclineMemory || a.fallback.Remote == client {
+			t.Errorf("client %s %v, server %s %v", a.outcome(), a.fallback, b.outcome(), b.fallback)
+		}
+		w.mustBeSMC(w.ends[0], w.ends[1])
+		h.limit = 0
+		w.established(w.a(), w.b())
+		w.finish()
+	}
+}
+
+// The peer cannot map our new RMB: CONFIRM RKEY is answered in the negative.
+func TestNewRMBThatThePeerCannotMap(t *testing.T) {
+	for _, client := range []bool{true, false} {
+		w := newWorld(t, false, func(c *Config) { c.Elements = 2 })
+		w.established(w.a(), w.b())
+		w.established(w.a(), w.b())
+		mapper := w.b()
+		if !client {
+			mapper = w.a()
+		}
+		mapper.fake.FailMap = true
+		a, b := w.dial(w.a(), w.b())
+		w.settle()
+		if a.outcome() != "fallback" || b.outcome() != "fallback" || a.fallback.Code != clc.DeclineRMBRegister || a.fallback.Remote == client {
+			t.Errorf("client %s %v, server %s %v", a.outcome(), a.fallback, b.outcome(), b.fallback)
+		}
+		mapper.fake.FailMap = false
+		w.established(w.a(), w.b())
+		w.finish()
+	}
+}
+
+// message is one that the scenario sends, by its place in the order.
+type fault uint8
+
+const (
+	drop fault = iota
+	garble
+	refuse
+	hold
+	killSender
+	killReceiver
+	eofs
+	sendFails
+	declineSender
+	declineReceiver
+	closeSender
+	closeReceiver
+	faults
+)
+
+var faultNames = [...]string{
+	"drop", "garble", "refuse", "hold", "kill sender", "kill receiver", "EOF", "TCP send fails",
+	"sender's program wants TCP", "receiver's program wants TCP", "sender closes", "receiver closes",
+}
+
+// RFC 7609 §C.1 to §C.7.1: each message of each scenario is lost, garbled, refused, delayed; each process dies, each program gives up, at
+// each message. Both sides must come to the same end or to none, in time, and leave nothing behind.
+func TestEveryFaultAtEveryMessage(t *testing.T) {
+	scenarios := []struct {
+		name    string
+		prepare func(*world)
+	}{
+		{"first contact", func(*world) {}},
+		{"subsequent contact", func(w *world) { w.established(w.a(), w.b()) }},
+		{"subsequent contact with new RMBs", func(w *world) { w.established(w.a(), w.b()); w.established(w.a(), w.b()) }},
+	}
+	outcomes := map[string]int{}
+	for _, sc := range scenarios {
+		for f := range faults {
+			for at := 0; ; at++ {
+				hit := ""
+				name := fmt.Sprintf("%s, %s at message %d", sc.name, faultNames[f], at)
+				ok := t.Run(name, func(t *testing.T) { hit = playFault(t, sc.prepare, f, at, outcomes) })
+				if hit == "" || !ok {
+					break
+				}
+			}
+		}
+	}
+	t.Logf("%v", outcomes)
+	for _, want := range []string{"smc/smc", "fallback/fallback", "broken/broken"} {
+		if outcomes[want] == 0 {
+			t.Errorf("no run ended in %s: %v", want, outcomes)
+		}
+	}
+}
+
+// playFault runs one case and returns the message that was hit, "" if the scenario has fewer.
+func playFault(t *testing.T, prepare func(*world), f fault, at int, outcomes map[string]int) (hit string) {
+	w := newWorld(t, false, func(c *Config) { c.Elements = 2 })
+	prepare(w)
+	n := 0
+	var client, server *end
+	var then func() // after the step that sends the message
+	act := func(sender *end, what string, isCLC bool) (verdict verbstest.Verdict, skip, garbled bool) {
+		n++
+		if n-1 != at {
+			return verbstest.Deliver, false, false
+		}
+		hit = what
+		receiver := sender.peer
+		switch f {
+		case drop:
+			return verbstest.Drop, true, false
+		case garble:
+			return verbstest.Deliver, false, isCLC
+		case refuse:
+			return verbstest.Refuse, false, false
+		case hold:
+			then = func() { w.fabric.Filter = w.observe }
+			w.fabric.Filter = func(verbstest.Event) verbstest.Verdict { return verbstest.Hold }
+			return verbstest.Hold, false, false
+		case killSender:
+			then = func() { w.kill(sender.h) }
+		case killReceiver:
+			then = func() { w.kill(receiver.h) }
+			return verbstest.Drop, true, false
+		case eofs:
+			receiver.eof = true
+			return verbstest.Drop, true, false
+		case sendFails:
+			sender.sendErr = errors.New("connection reset")
+			if isCLC {
+				receiver.eof = true
+				return verbstest.Drop, true, false
+			}
+		case declineSender:
+			then = func() { sender.c.Decline(clc.DeclineInternal, w.now) }
+		case declineReceiver:
+			then = func() { receiver.c.Decline(clc.DeclineInternal, w.now) }
+		case closeSender:
+			then = func() { sender.c.Close(w.now); receiver.eof = true; sender.calls = 1; sender.err = ErrEOF }
+		case closeReceiver:
+			then = func() { receiver.c.Close(w.now); sender.eof = true; receiver.calls = 1; receiver.err = ErrEOF }
+		}
+		return verbstest.Deliver, false, false
+	}
+	endOf := func(gid byte) *end {
+		if gid == 'A' {
+			return client
+		}
+		return server
+	}
+	client, server = &end{w: w, h: w.a()}, &end{w: w, h: w.b()}
+	client.peer, server.peer = server, client
+	w.ends = append(w.ends, client, server)
+	w.clc = func(from *end, b []byte) []byte {
+		_, skip, garbled := act(from, describe(b), true)
+		if skip {
+			return nil
+		}
+		if garbled {
+			return []byte("GET / HTTP/1.1\r\n\r\n")
+		}
+		return b
+	}
+	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+		w.observe(e)
+		v, _, _ := act(endOf(e.From[0]), e.Op.String(), false)
+		return v
+	}
+	server.c = w.b().e.Server(server, w.now)
+	client.c = w.a().e.Client(client, netipPrefix, w.now)
+	for range 200 {
+		if then != nil {
+			fn := then
+			then = nil
+			fn()
+		}
+		for _, h := range w.hosts {
+			if !h.dead && then == nil {
+				h.e.Poll(w.now)
+			}
+		}
+		for _, x := range w.ends {
+			if then == nil {
+				x.deliver()
+			}
+		}
+	}
+	w.advance(30 * time.Second)
+	agreed(t, client, server)
+	if hit != "" {
+		outcomes[client.outcome()+"/"+server.outcome()]++
+	}
+	if t.Failed() {
+		t.Logf("hit %s; client %v %v, server %v %v; %q", hit, client.fallback, client.err, server.fallback, server.err, w.trace)
+	}
+	// Connections that were there before live on, whatever happened (but for the dead).
+	for i := 0; i+1 < len(w.ends)-2; i += 2 {
+		if !w.a().dead && !w.b().dead {
+			w.mustBeSMC(w.ends[i], w.ends[i+1])
+		}
+	}
+	w.clc, w.fabric.Filter = nil, nil
+	// And the next connection works, if both still live.
+	if !w.a().dead && !w.b().dead && f != sendFails {
+		w.established(w.a(), w.b())
+	}
+	for _, x := range w.ends {
+		x.sendErr = nil
+	}
+	w.finish()
+	return hit
+}
+
+func TestTimeouts(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		lost           string
+		after          time.Duration
+		client, server string
+		code           clc.DeclineCode
+	}{
+		{"Proposal", "A PROPOSAL", 6 * time.Second, "broken", "broken", 0},
+		{"Accept", "B ACCEPT F", 6 * time.Second, "broken", "broken", 0},
+		// §C.7: the client waits for CONFIRM LINK, not quite as long as the server for the Confirm.
+		{"Confirm", "A CONFIRM F", 4 * time.Second, "broken", "broken", 0},
+		{"client's RMB", "A export", 2 * time.Second, "fallback", "fallback", clc.DeclineConfirmLink},
+		{"server's RMB", "B export", time.Second, "fallback", "fallback", clc.DeclineConfirmLink},
+		{"CONFIRM LINK", "B CONFIRM LINK", 2 * time.Second, "broken", "broken", 0},
+		// §C.7.1, first row: the client believes that the link is confirmed.
+		{"CONFIRM LINK response", "A CONFIRM LINK rsp", 2 * time.Second, "smc", "broken", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, false)
+			w.clc = func(from *end, b []byte) []byte {
+				if from.h.name+" "+describe(b) == c.lost {
+					return nil
+				}
+				return b
+			}
+			w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+				w.observe(e)
+				if w.trace[len(w.trace)-1] == c.lost {
+					return verbstest.Drop
+				}
+				return verbstest.Deliver
+			}
+			a, b := w.dial(w.a(), w.b())
+			w.advance(c.after - time.Millisecond)
+			if c.client != "smc" && a.outcome() != "open" || b.outcome() != "open" {
+				t.Errorf("too early: client %s, server %s", a.outcome(), b.outcome())
+			}
+			w.advance(2 * time.Millisecond)
+			if a.outcome() != c.client || b.outcome() != c.server {
+				t.Errorf("client %s %v %v, server %s %v %v", a.outcome(), a.fallback, a.err, b.outcome(), b.fallback, b.err)
+			}
+			if c.code != 0 && a.fallback != nil && a.fallback.Code != c.code {
+				t.Errorf("%v", a.fallback)
+			}
+			w.finish()
+		})
+	}
+}
+
+// RFC 7609 §C.6: what is no CLC message ends the TCP connection; a reserved value leads to a Decline.
+func TestHostileCLC(t *testing.T) {
+	patch := func(off int, v ...byte) func([]byte) []byte {
+		return func(b []byte) []byte {
+			b = slices.Clone(b)
+			copy(b[off:], v)
+			return b
+		}
+	}
+	first := func(*world) {}
+	second := func(w *world) { w.established(w.a(), w.b()) }
+	for _, c := range []struct {
+		name    string
+		prepare func(*world)
+		msg     string
+		edit    func([]byte) []byte
+		a, b    string
+		code    clc.DeclineCode
+	}{
+		{"Proposal, version 2 for SMC-D only", first, "PROPOSAL", func([]byte) []byte {
+			return clc.Proposal{Version: smc.V2, TypeV1: clc.TransportD, TypeV2: clc.TransportNone}.Append(smc.Linux, nil)
+		}, "fallback", "fallback", clc.DeclineMode},
+		{"Proposal, no peer ID", first, "PROPOSAL", patch(8, 0, 0, 0, 0, 0, 0, 0, 0), "fallback", "fallback", clc.DeclineNoRDMA},
+		{"Proposal, GID of nobody", first, "PROPOSAL", patch(16, 0xfe, 0x80), "fallback", "fallback", clc.DeclineNoRDMA},
+		{"Proposal, length", first, "PROPOSAL", patch(5, 0, 20), "broken", "broken", 0},
+		{"Proposal, trailer", first, "PROPOSAL", patch(48, 0), "broken", "broken", 0},
+		{"Accept in place of Proposal", first, "PROPOSAL", func([]byte) []byte { return clc.Accept{Version: smc.V1}.Append(nil) }, "broken", "broken", 0},
+		{"Accept, GID of nobody", first, "ACCEPT F", patch(16, 9), "fallback", "fallback", clc.DeclineNoRDMA},
+		{"Accept, reserved MTU", first, "ACCEPT F", patch(50, 0x2F), "fallback", "fallback", clc.DeclineMode},
+		{"Accept, version 3", first, "ACCEPT F", patch(7, 0x38), "fallback", "fallback", clc.DeclineMode},
+		{"Accept, index 0", first, "ACCEPT F", patch(45, 0), "fallback", "fallback", clc.DeclineRToken},
+		{"Accept, index beyond the RMB", first, "ACCEPT F", patch(45, 33), "fallback", "fallback", clc.DeclineRToken},
+		{"Accept, element larger than the RMB", first, "ACCEPT F", patch(50, 0xF3), "fallback", "fallback", clc.DeclineRToken},
+		{"Accept, token that is not in the head", first, "ACCEPT F", patch(46, 0xAA), "fallback", "fallback", clc.DeclineRToken},
+		{"Accept, address outside the region", first, "ACCEPT F", patch(52, 0x7F), "fallback", "fallback", clc.DeclineMemory},
+		{"Confirm, other peer ID", first, "CONFIRM F", patch(8, 1), "broken", "broken", 0},
+		{"Confirm, other GID", first, "CONFIRM F", patch(16, 'B'), "broken", "broken", 0},
+		{"Confirm, reserved MTU", first, "CONFIRM F", patch(50, 0x2F), "fallback", "fallback", clc.DeclineMode},
+		{"Confirm, index 0", first, "CONFIRM F", patch(45, 0), "fallback", "fallback", clc.DeclineRToken},
+		{"Confirm, token that is not in the head", first, "CONFIRM F", patch(46, 0xAA), "fallback", "fallback", clc.DeclineRToken},
+		{"Proposal twice", first, "CONFIRM F", func([]byte) []byte { return clc.Proposal{Version: smc.V1}.Append(smc.Linux, nil) }, "broken", "broken", 0},
+		// §C.4: the client does not know the link: Decline with the S bit.
+		{"Accept, unknown link", second, "ACCEPT", patch(38, 9, 9, 9), "fallback", "fallback", clc.DeclineSync},
+		{"Accept, unknown RKey", second, "ACCEPT", patch(41, 9, 9, 9), "fallback", "fallback", clc.DeclineRToken},
+		{"Accept, subsequent, index 0", second, "ACCEPT", patch(45, 0), "fallback", "fallback", clc.DeclineRToken},
+		// After its Accept the server cannot decline any more (§C.1).
+		{"Confirm, subsequent, unknown link", second, "CONFIRM", patch(38, 9, 9, 9), "smc", "broken", 0},
+		{"Confirm, subsequent, unknown RKey", second, "CONFIRM", patch(41, 9, 9, 9), "smc", "broken", 0},
+		{"Confirm, subsequent, index 0", second, "CONFIRM", patch(45, 0), "smc", "broken", 0},
+		{"Confirm, subsequent, other size", second, "CONFIRM", patch(50, 0x13), "smc", "broken", 0},
+		{"Confirm, subsequent, other peer ID", second, "CONFIRM", patch(8, 1), "smc", "broken", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, false)
+			c.prepare(w)
+			done := false
+			w.clc = func(_ *end, b []byte) []byte {
+				if !done && describe(b) == c.msg {
+					done = true
+					return c.edit(b)
+				}
+				return b
+			}
+			a, b := w.dial(w.a(), w.b())
+			w.advance(8 * time.Second)
+			if a.outcome() != c.a || b.outcome() != c.b || c.code != 0 && a.fallback.Code != c.code {
+				t.Errorf("client %s %v %v, server %s %v %v", a.outcome(), a.fallback, a.err, b.outcome(), b.fallback, b.err)
+			}
+			w.clc = nil
+			w.established(w.a(), w.b())
+			w.finish()
+		})
+	}
+}
+
+// RFC 7609 §C.4: a Decline with the S bit takes the server's link group down, so the next contact is a first one.
+func TestOutOfSync(t *testing.T) {
+	w := newWorld(t, false)
+	a1, b1 := w.established(w.a(), w.b())
+	// The client's side of the link fails unseen by the server.
+	w.fabric.Filter = func(verbstest.Event) verbstest.Verdict { return verbstest.Drop }
+	w.a().e.byPeer[a1.c.group.key][0].down(fsm.LinkFailed)
+	drain(w.b())
+	a2, b2 := w.dial(w.a(), w.b())
+	w.settle()
+	if a2.outcome() != "fallback" || b2.outcome() != "fallback" || b2.fallback.Code != clc.DeclineSync || !b2.fallback.Remote {
+		t.Errorf("%v, %v", a2.fallback, b2.fallback)
+	}
+	w.fabric.Filter = w.observe
+	w.trace = nil
+	w.established(w.a(), w.b())
+	if !slices.Contains(w.trace, "B ACCEPT F") {
+		t.Errorf("%q", w.trace)
+	}
+	w.mustBeSMC(a1, b1)
+	w.finish()
+}
+
+// drain throws away what the fabric has for a host.
+func drain(h *host) {
+	for _, l := range h.e.byQPN {
+		defer func() { h.e.byQPN[l.qp.QPN()] = l }()
+		delete(h.e.byQPN, l.qp.QPN())
+	}
+	h.fake.Discard()
+}
+
+// Figure 42: the client cannot send its CONFIRM LINK response, and declines.
+func TestResponseThatCannotBeSent(t *testing.T) {
+	w := newWorld(t, false)
+	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+		w.observe(e)
+		if w.trace[len(w.trace)-1] == "A CONFIRM LINK rsp" {
+			return verbstest.Refuse
+		}
+		return verbstest.Deliver
+	}
+	a, b := w.dial(w.a(), w.b())
+	w.settle()
+	if a.outcome() != "fallback" || b.outcome() != "fallback" || !b.fallback.Remote || b.fallback.Code != clc.DeclineConfirmLink {
+		t.Errorf("%v %v, %v %v", a.fallback, a.err, b.fallback, b.err)
+	}
+	w.finish()
+}
+
+// The export of the client's RMB comes after the Confirm: the server waits.
+func TestRMBThatComesLate(t *testing.T) {
+	w := newWorld(t, false)
+	var held bool
+	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+		if held && e.Op == verbs.OpExported && e.From[0] == 'A' {
+			return verbstest.Hold
+		}
+		return w.observe(e)
+	}
+	held = true
+	a, b := w.dial(w.a(), w.b())
+	for range 50 {
+		w.a().e.Poll(w.now)
+		w.b().e.Poll(w.now)
+		a.deliver()
+		b.deliver()
+	}
+	if b.c.State() != fsm.AwaitPeerRMB || a.c.State() != fsm.AwaitConfirmLink {
+		t.Fatalf("%s, %s", a.c.State(), b.c.State())
+	}
+	held = false
+	w.settle()
+	w.mustBeSMC(a, b)
+	w.finish()
+}
+
+// Bytes on the wire have the shape of what Linux sends: everything but the values that differ from peer to peer.
+func TestMessagesHaveTheShapeOfLinux(t *testing.T) {
+	sent := map[string][]byte{}
+	w := newWorld(t, false, func(c *Config) { c.Elements = 1 })
+	w.clc = func(from *end, b []byte) []byte { sent[from.h.name+" "+describe(b)] = b; return b }
+	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+		w.observe(e)
+		if e.Msg != nil {
+			sent[w.trace[len(w.trace)-1]] = e.Msg
+		}
+		return verbstest.Deliver
+	}
+	w.established(w.a(), w.b())
+	w.established(w.a(), w.b())
+	w.b().limit = 1
+	w.dial(w.a(), w.b())
+	w.settle()
+	w.b().limit = 0
+	w.finish()
+	endpoint := [][2]int{{8, 45}, {46, 51}, {52, 60}, {61, 64}} // all but the RMBE index
+	confirm := [][2]int{{4, 29}, {30, 34}, {34, 35}}            // all but the link number; Linux takes two links
+	for _, c := range []struct {
+		msg, golden string
+		vary        [][2]int
+	}{
+		{"B ACCEPT F", "clc-accept-b7_18-len68-from_A", endpoint},
+		{"A CONFIRM F", "clc-confirm-b7_18-len68-from_B", endpoint},
+		{"B ACCEPT", "clc-accept-b7_10-len68-from_A", endpoint},
+		{"A CONFIRM", "clc-confirm-b7_10-len68-from_B", endpoint},
+		{"B DECLINE", "clc-decline-b7_10-len28-diag_03030000-from_B", [][2]int{{8, 16}, {16, 20}}},
+		{"B CONFIRM LINK", "llc-v1-confirm-link-req-flags_03-from_A", confirm},
+		{"A CONFIRM LINK rsp", "llc-v1-confirm-link-rsp-flags_83-from_B", confirm},
+		{"B CONFIRM RKEY", "llc-v1-confirm-rkey-req-from_A", [][2]int{{5, 17}}},
+		{"B CONFIRM RKEY rsp", "llc-v1-confirm-rkey-rsp-from_A", [][2]int{{5, 17}}},
+		{"B DELETE LINK", "llc-v1-delete-link-req-flags_60-reason_00020000-from_A", [][2]int{{5, 9}}},
+	} {
+		golden, got := readHex(t, c.golden), slices.Clone(sent[c.msg])
+		if len(got) != len(golden) {
+			t.Errorf("%s has %d bytes, Linux sends %d", c.msg, len(got), len(golden))
+			continue
+		}
+		for _, v := range c.vary {
+			clear(got[v[0]:v[1]])
+			clear(golden[v[0]:v[1]])
+		}
+		if !slices.Equal(got, golden) {
+			t.Errorf("%s:\n%x, Linux has\n%x", c.msg, got, golden)
+		}
+	}
+}
+
+func TestHandlerMayCloseAndConnectFromWithin(t *testing.T) {
+	bothProviders(t, func(t *testing.T, w *world) {
+		c, s := w.dial(w.a(), w.b())
+		var again *end
+		c.onEnd = func() {
+			again, _ = w.dial(w.a(), w.b())
+			c.c.Close(w.now)
+		}
+		s.onEnd = func() { s.c.Close(w.now) }
+		w.settle()
+		w.mustBeSMC(again, again.peer)
+		w.finish()
+	})
+}
+
+func TestShutdownDeclinesAndDeletes(t *testing.T) {
+	w := newWorld(t, false)
+	w.established(w.a(), w.b())
+	a, b := w.dial(w.a(), w.b())
+	w.b().e.Shutdown(w.now)
+	w.settle()
+	if a.outcome() != "fallback" || b.outcome() != "fallback" || a.fallback.Code != clc.DeclineInternal {
+		t.Errorf("%v %v", a.fallback, b.fallback)
+	}
+	// As client and as server the ended engine declines, in place of its first message.
+	for _, d := range [][2]*host{{w.a(), w.b()}, {w.b(), w.a()}} {
+		x, y := w.dial(d[0], d[1])
+		w.settle()
+		if x.outcome() != "fallback" || y.outcome() != "fallback" {
+			t.Errorf("%s, %s", x.outcome(), y.outcome())
+		}
+	}
+	w.mustBeSMC(w.ends[0], w.ends[1])
+	if s := w.a().e.Snapshot(); s.Groups[0].State != "DOWN" {
+		t.Errorf("the peer was not told: %+v", s.Groups)
+	}
+	w.finish()
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	f := verbstest.NewFabric(1)
+	good := Config{PeerID: smc.PeerID{1}, Device: f.Device([16]byte{1}, verbs.CapMapped)}
+	if e, err := New(good); err != nil || e.cfg.RMBESize != DefaultRMBESize || e.cfg.Elements != DefaultElements || e.cfg.Timeouts != DefaultTimeouts {
+		t.Errorf("%v", err)
+	}
+	for name, edit := range map[string]func(*Config){
+		"small": func(c *Config) { c.RMBESize = 32 << 10 }, "odd": func(c *Config) { c.RMBESize = 100 << 10 },
+		"huge": func(c *Config) { c.RMBESize = 1 << 30 }, "elements": func(c *Config) { c.Elements = 256 },
+		"peer ID": func(c *Config) { c.PeerID = smc.PeerID{} }, "device": func(c *Config) { c.Device = f.Device([16]byte{2}, 0) },
+	} {
+		c := good
+		if edit(&c); c.RMBESize >= 0 {
+			if _, err := New(c); err == nil {
+				t.Errorf("%s was taken", name)
+			}
+		}
+	}
+}
+
+func TestNeed(t *testing.T) {
+	p := clc.Proposal{Version: smc.V1}.Append(smc.Linux, nil)
+	for i := range clc.HeaderSize {
+		if n, err := Need(p[:i]); n != clc.HeaderSize || err != nil {
+			t.Errorf("%d bytes: %d, %v", i, n, err)
+		}
+	}
+	if n, err := Need(append(p, "data"...)); n != len(p) || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if _, err := Need([]byte("HTTP")); err == nil {
+		t.Error("application data was taken for CLC")
+	}
+}
+
+// FuzzCLC throws bytes at a negotiation in each of its states.
+func FuzzCLC(f *testing.F) {
+	f.Add(uint8(0), clc.Proposal{Version: smc.V1}.Append(smc.Linux, nil))
+	f.Add(uint8(1), clc.Accept{Version: smc.V1, FirstContact: true}.Append(nil))
+	f.Add(uint8(2), clc.Confirm{Version: smc.V1, FirstContact: true}.Append(smc.Linux, nil))
+	f.Add(uint8(9), clc.Decline{Version: smc.V1, OutOfSync: true}.Append(nil))
+	f.Fuzz(func(t *testing.T, at uint8, b []byte) {
+		w := newWorld(t, false, func(c *Config) { c.Elements = 2 })
+		w.established(w.a(), w.b())
+		w.established(w.a(), w.b())
+		c, s := w.dial(w.a(), w.b())
+		for range at % 16 {
+			w.a().e.Poll(w.now)
+			w.b().e.Poll(w.now)
+			s.deliver()
+			c.deliver()
+		}
+		for _, x := range []*end{c, s} {
+			x.c.CLC(b, w.now)
+		}
+		w.advance(30 * time.Second)
+		w.finish()
+	})
+}

@@ -1,0 +1,301 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"libsmcr/abi/clc"
+	"libsmcr/abi/roce"
+	"libsmcr/abi/smc"
+	"libsmcr/engine/fsm"
+	"libsmcr/verbs"
+)
+
+// Handler is the TCP connection behind a Conn, and what becomes of it. Exactly one of Established, Fallback and Broken ends a negotiation,
+// unless Close came first. After Established, Broken may still come, see ErrReused.
+type Handler interface {
+	// SendCLC sends a whole CLC message over TCP. An error ends the connection. It must not call the engine.
+	SendCLC(b []byte) error
+	// Established: SMC-R carries the bytes from now on. Both sides can reach each other's rings.
+	Established(r Rings)
+	// Fallback: TCP carries the bytes. sent says whether the Decline was ours.
+	Fallback(code clc.DeclineCode, sent bool)
+	// Broken: the TCP connection must be ended as by a reset.
+	Broken(err error)
+}
+
+// Rings is an established connection: two rings, each with its head, in memory that both sides see.
+type Rings struct {
+	LocalHead, LocalRing  []byte // this side reads
+	PeerHead, PeerRing    []byte // this side writes
+	LocalToken, PeerToken smc.AlertToken
+	RMB                   RMBID
+	Index                 smc.RMBEIndex
+	PeerGID               roce.GID
+	LinkGroup             GroupID
+	Provider              string
+}
+
+// Timeouts are the waits that end a negotiation or an exchange.
+type Timeouts struct {
+	CLC  time.Duration // for the next CLC message of the peer
+	LLC  time.Duration // for an LLC answer; the client waits twice as long for CONFIRM LINK
+	Idle time.Duration // how long a link group without connections is kept
+}
+
+// DefaultTimeouts are those of Linux.
+var DefaultTimeouts = Timeouts{CLC: 6 * time.Second, LLC: 2 * time.Second, Idle: 10 * time.Minute}
+
+// Config is what an engine is made of.
+type Config struct {
+	PeerID   smc.PeerID   // of this engine alone, on this host and on others
+	Device   verbs.Device // must have CapMapped
+	RMBESize int          // bytes of a ring: a power of two, 64 KiB to 512 MiB; 0 = DefaultRMBESize
+	Elements int          // elements of an RMB, 1 to 255; 0 = DefaultElements
+	// Reserve asks for n more bytes of ring memory, or gives -n back, which is not refused. nil allows everything.
+	Reserve  func(n int64) bool
+	Log      zerolog.Logger
+	Timeouts Timeouts      // zero fields: DefaultTimeouts
+	Rand     func() uint32 // for sequence numbers and the like; nil = a fresh generator
+}
+
+// Sizes.
+const (
+	DefaultRMBESize = 256 << 10
+	MinRMBESize     = 64 << 10
+	DefaultElements = 32
+	maxRMBs         = 255 // of one peer in a link group, RFC 7609 §2.1
+	pageSize        = 4096
+)
+
+const (
+	firstRetry = 2 * time.Millisecond
+	lastRetry  = time.Second
+)
+
+// Errors that Handler.Broken gets, beside those of clc and fsm.
+var (
+	ErrTimeout  = errors.New("engine: the peer does not answer")
+	ErrEOF      = errors.New("engine: the TCP connection ended")
+	ErrMismatch = errors.New("engine: the peer's message does not fit what was agreed")
+	// ErrReused ends an established connection: the peer has given the element that this side writes into to another connection, so it believes that
+	// this one is over (RFC 7609 §4.4.2). Nothing may be written any more.
+	ErrReused = errors.New("engine: the peer reuses the RMB element")
+)
+
+// Engine is one SMC-R peer. See the package comment for how it is driven.
+type Engine struct {
+	cfg    Config
+	dev    verbs.Device
+	attr   verbs.Attr
+	cq     verbs.CQ
+	log    zerolog.Logger
+	now    Instant
+	depth  int
+	closed bool
+
+	groups map[GroupID]*LinkGroup   // all
+	byPeer map[peerKey][]*LinkGroup // those that are not down
+	byQPN  map[roce.QPN]*Link
+	conns  map[ConnID]*Conn // all that are not released
+	timers timerHeap
+	retry  timer         // the device has something it could not send
+	pause  time.Duration // until the next retry
+	outbox []notice
+
+	lastGroup GroupID
+	lastConn  ConnID
+	lastToken smc.AlertToken
+	lastRMB   RMBID
+	count     Counters
+}
+
+// notice is a call of a Handler that waits until the step is over.
+type notice struct {
+	c     *Conn
+	to    fsm.Handshake
+	rings Rings
+}
+
+// New makes an engine.
+func New(cfg Config) (*Engine, error) {
+	if cfg.RMBESize == 0 {
+		cfg.RMBESize = DefaultRMBESize
+	}
+	if cfg.Elements == 0 {
+		cfg.Elements = DefaultElements
+	}
+	if cfg.Timeouts.CLC == 0 {
+		cfg.Timeouts.CLC = DefaultTimeouts.CLC
+	}
+	if cfg.Timeouts.LLC == 0 {
+		cfg.Timeouts.LLC = DefaultTimeouts.LLC
+	}
+	if cfg.Timeouts.Idle == 0 {
+		cfg.Timeouts.Idle = DefaultTimeouts.Idle
+	}
+	if cfg.Reserve == nil {
+		cfg.Reserve = func(int64) bool { return true }
+	}
+	if cfg.Rand == nil {
+		cfg.Rand = rand.Uint32
+	}
+	switch n := cfg.RMBESize; {
+	case n < MinRMBESize || n&(n-1) != 0 || smc.BufSizeFor(uint32(n)).Bytes() != uint32(n):
+		return nil, fmt.Errorf("engine: RMBE size %d", n)
+	case cfg.Elements < 1 || cfg.Elements > 255:
+		return nil, fmt.Errorf("engine: %d elements", cfg.Elements)
+	case cfg.PeerID.IsZero():
+		return nil, errors.New("engine: no peer ID")
+	case !cfg.Device.Attr().Caps.Has(verbs.CapMapped):
+		return nil, fmt.Errorf("engine: %s: %w", cfg.Device.Attr().Provider, verbs.ErrNotMapped)
+	}
+	cq, err := cfg.Device.CreateCQ()
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		cfg: cfg, dev: cfg.Device, attr: cfg.Device.Attr(), cq: cq, log: cfg.Log,
+		groups: map[GroupID]*LinkGroup{}, byPeer: map[peerKey][]*LinkGroup{}, byQPN: map[roce.QPN]*Link{}, conns: map[ConnID]*Conn{},
+		lastToken: smc.AlertToken(cfg.Rand()),
+	}
+	e.retry.fire = func() { e.dev.Poll() }
+	e.count.Declined, e.count.PeerDeclined = map[clc.DeclineCode]uint64{}, map[clc.DeclineCode]uint64{}
+	return e, nil
+}
+
+// Need says how many bytes of the TCP stream the CLC message has that b begins with; 8 if b is too short to tell. The error means that these are
+// not CLC bytes: pass them to Conn.CLC all the same, which ends the connection.
+func Need(b []byte) (int, error) {
+	h, err := clc.Peek(b)
+	if errors.Is(err, clc.ErrShort) {
+		return clc.HeaderSize, nil
+	}
+	return h.Length, err
+}
+
+// Client begins as the TCP client: the Proposal goes out at once. subnet is the network of the connection's local address, for peers
+// on other hosts.
+func (e *Engine) Client(h Handler, subnet netip.Prefix, now Instant) *Conn {
+	defer e.enter(now)()
+	c := e.newConn(h, RoleClient)
+	if e.closed {
+		c.fail(clc.DeclineInternal)
+		return c
+	}
+	if c.to(fsm.Connect, fsm.AwaitAccept) {
+		c.propose(subnet)
+	}
+	return c
+}
+
+// Server begins as the TCP server, who waits for the Proposal.
+func (e *Engine) Server(h Handler, now Instant) *Conn {
+	defer e.enter(now)()
+	c := e.newConn(h, RoleServer)
+	c.step(fsm.Listen)
+	if e.closed {
+		c.fail(clc.DeclineInternal)
+	}
+	return c
+}
+
+// Poll lets the device work and takes what it completed. It reports whether more is waiting.
+func (e *Engine) Poll(now Instant) (more bool) {
+	defer e.enter(now)()
+	return e.dev.Poll()
+}
+
+// Tick fires the timers that are due.
+func (e *Engine) Tick(now Instant) {
+	defer e.enter(now)()
+	for t := e.timers.due(e.now); t != nil; t = e.timers.due(e.now) {
+		t.fire()
+	}
+}
+
+// NextDeadline returns when Tick is to be called next; false if nothing is pending.
+func (e *Engine) NextDeadline() (Instant, bool) {
+	if len(e.timers) == 0 {
+		return 0, false
+	}
+	return e.timers[0].at, true
+}
+
+// Shutdown ends what can be ended: no new negotiations, running ones are declined or broken, link groups are deleted. Established connections keep their
+// memory until they are closed.
+func (e *Engine) Shutdown(now Instant) {
+	defer e.enter(now)()
+	e.closed = true
+	for _, c := range e.sortedConns() {
+		if !c.state.Done() {
+			c.fail(clc.DeclineInternal)
+		}
+	}
+	for _, g := range e.sortedGroups() {
+		g.delete()
+	}
+}
+
+// Close gives the completion queue back; verbs.ErrBusy while connections have not been released.
+func (e *Engine) Close() error { return e.cq.Close() }
+
+// enter begins a call from outside; the function it returns ends it: completions are taken, and then the handlers called.
+func (e *Engine) enter(now Instant) func() {
+	e.now = max(e.now, now)
+	e.depth++
+	return e.leave
+}
+
+func (e *Engine) leave() {
+	if e.depth == 1 {
+		e.reap()
+		for len(e.outbox) > 0 {
+			n := e.outbox[0]
+			e.outbox = e.outbox[1:]
+			n.c.notify(n)
+			e.reap()
+		}
+		e.outbox = nil
+		// A peer that is merely busy makes room at once, one that is stopped perhaps never.
+		if !e.dev.Pending() {
+			e.timers.stop(&e.retry)
+			e.pause = 0
+		} else if e.retry.pos == 0 {
+			e.pause = min(max(2*e.pause, firstRetry), lastRetry)
+			e.after(&e.retry, e.pause)
+		}
+	}
+	e.depth--
+}
+
+// reap takes all completions.
+func (e *Engine) reap() {
+	var buf [32]verbs.Completion
+	for {
+		n := e.cq.Poll(buf[:])
+		if n == 0 {
+			return
+		}
+		for _, c := range buf[:n] {
+			// Completions of a queue pair that is closed by now have nobody to go to.
+			if l := e.byQPN[c.QPN]; l != nil {
+				l.complete(c)
+			}
+		}
+	}
+}
+
+func (e *Engine) after(t *timer, d time.Duration) { e.timers.start(t, e.now+Instant(d)) }
+
+func (e *Engine) nextToken() smc.AlertToken {
+	if e.lastToken++; e.lastToken == 0 {
+		e.lastToken = 1
+	}
+	return e.lastToken
+}

@@ -1,0 +1,235 @@
+package engine
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"libsmcr/abi/llc"
+	"libsmcr/abi/roce"
+	"libsmcr/abi/smc"
+	"libsmcr/engine/fsm"
+)
+
+// GroupID numbers the link groups of an engine.
+type GroupID uint32
+
+// peerKey says whose link group it is. Roles reversed are another group (RFC 7609 §2.2).
+type peerKey struct {
+	role Role // of this side
+	id   smc.PeerID
+	gid  roce.GID
+	mac  roce.MAC
+}
+
+type groupState uint8
+
+const (
+	groupForming groupState = iota // its first contact is under way
+	groupActive
+	groupDown // no link left; lives on while connections hold its memory
+)
+
+func (s groupState) String() string { return [...]string{"FORMING", "ACTIVE", "DOWN"}[s] }
+
+// LinkGroup is all that two peers share in one pair of roles: links, RMBs and connections (RFC 7609 §2.2).
+type LinkGroup struct {
+	e       *Engine
+	id      GroupID
+	key     peerKey
+	state   groupState
+	links   []*Link
+	lastNum smc.LinkNum
+	max     uint8       // links, negotiated by CONFIRM LINK
+	dialect smc.Dialect // of the peer
+
+	first *Conn   // whose first contact forms the group
+	queue []*Conn // server: Proposals that wait for it
+
+	rmbs       []*RMB
+	remotes    map[smc.RToken]*remoteRMB
+	conns      map[ConnID]*Conn
+	confirming []*RMB // to be announced by CONFIRM RKEY, the first one is under way
+	exchange   timer  // the answer to CONFIRM RKEY
+
+	sweeper timer
+	pause   time.Duration // until the next sweep
+	idle    timer
+}
+
+// linkLimit is what CONFIRM LINK tells: this side has one path to each peer, so ADD LINK never follows (RFC 7609 §2.2.2).
+const linkLimit = 1
+
+func (e *Engine) newGroup(k peerKey, first *Conn) *LinkGroup {
+	e.lastGroup++
+	g := &LinkGroup{
+		e: e, id: e.lastGroup, key: k, first: first, max: linkLimit, dialect: smc.Linux,
+		remotes: map[smc.RToken]*remoteRMB{}, conns: map[ConnID]*Conn{},
+	}
+	g.sweeper.fire, g.idle.fire, g.exchange.fire = g.sweep, g.delete, g.exchangeTimeout
+	e.groups[g.id] = g
+	e.byPeer[k] = append(e.byPeer[k], g)
+	e.count.Groups++
+	return g
+}
+
+// check notes an error that the engine could not have caused and cannot cure.
+func (g *LinkGroup) check(err error) {
+	if err != nil {
+		g.e.log.Error().Uint32("lgr", uint32(g.id)).Err(err).Msg("resources")
+	}
+}
+
+// active returns a link that works.
+func (g *LinkGroup) active() *Link {
+	for _, l := range g.links {
+		if l.state == fsm.LinkActive {
+			return l
+		}
+	}
+	return nil
+}
+
+// activate: the first link is confirmed.
+func (g *LinkGroup) activate(l *Link, peerMax uint8) {
+	l.step(fsm.LinkConfirmed)
+	g.first, g.state = nil, groupActive
+	g.max = max(1, min(g.max, peerMax))
+	for _, r := range g.rmbs {
+		r.confirmed = true
+	}
+	g.e.log.Info().Uint32("lgr", uint32(g.id)).Stringer("role", g.key.role).Stringer("peer", g.key.id).Msg("link group up")
+	queue := g.queue
+	g.queue = nil
+	for _, c := range queue {
+		c.queue = nil
+		c.choose()
+	}
+}
+
+// down ends all links. Connections that are established keep their rings; what was being negotiated is told.
+func (g *LinkGroup) down(why fsm.LinkEvent) {
+	if g.state == groupDown {
+		return
+	}
+	g.state = groupDown
+	g.e.log.Info().Uint32("lgr", uint32(g.id)).Stringer("ev", why).Msg("link group down")
+	if rest := slices.DeleteFunc(g.e.byPeer[g.key], func(x *LinkGroup) bool { return x == g }); len(rest) > 0 {
+		g.e.byPeer[g.key] = rest
+	} else {
+		delete(g.e.byPeer, g.key)
+	}
+	g.e.timers.stop(&g.sweeper)
+	g.e.timers.stop(&g.idle)
+	g.e.timers.stop(&g.exchange)
+	for _, l := range g.links {
+		l.step(why)
+		delete(g.e.byQPN, l.qp.QPN())
+		g.check(l.qp.Close())
+	}
+	queue := g.queue
+	g.queue, g.confirming = nil, nil
+	for _, c := range sorted(g.conns) {
+		if c.closing {
+			c.sweep()
+		} else {
+			c.lost()
+		}
+	}
+	// One of those that waited makes the next attempt.
+	for _, c := range queue {
+		c.queue = nil
+		c.choose()
+	}
+	g.quiet()
+}
+
+// quiet is called when a connection has left.
+func (g *LinkGroup) quiet() {
+	if len(g.conns) > 0 {
+		return
+	}
+	switch g.state {
+	case groupActive:
+		// RFC 7609 §3.5.4: it is the server who decides about the end of a link group.
+		if g.key.role == RoleServer {
+			g.e.after(&g.idle, g.e.cfg.Timeouts.Idle)
+		}
+		g.sweepSoon()
+	case groupDown:
+		if g.e.groups[g.id] == g {
+			delete(g.e.groups, g.id)
+			g.free()
+		}
+	}
+}
+
+// busy is called when a connection joins.
+func (g *LinkGroup) busy() { g.e.timers.stop(&g.idle) }
+
+func (g *LinkGroup) free() {
+	for _, r := range g.remotes {
+		g.check(r.mr.Close())
+	}
+	for _, r := range g.rmbs {
+		r.close()
+	}
+	for _, l := range g.links {
+		g.check(l.pd.Close())
+	}
+}
+
+const (
+	firstSweep = 20 * time.Millisecond
+	lastSweep  = 30 * time.Second
+)
+
+// sweepSoon begins to look after elements that the peer has not left yet, and after the peer itself: nothing else tells that an idle peer's process has ended.
+func (g *LinkGroup) sweepSoon() {
+	if g.state != groupActive {
+		return
+	}
+	g.pause = firstSweep
+	g.e.after(&g.sweeper, g.pause)
+}
+
+func (g *LinkGroup) sweep() {
+	waiting := false
+	for _, c := range sorted(g.conns) {
+		switch {
+		case !c.closing:
+		case c.elementFree():
+			c.release()
+		default:
+			waiting = true
+		}
+	}
+	if g.state != groupActive || !waiting && len(g.conns) > 0 {
+		return
+	}
+	if !g.e.dev.Reachable(g.key.gid) {
+		g.down(fsm.LinkFailed)
+		return
+	}
+	g.pause = min(2*g.pause, lastSweep)
+	g.e.after(&g.sweeper, g.pause)
+}
+
+// delete ends the group in order: RFC 7609 §3.5.4.
+func (g *LinkGroup) delete() {
+	if l := g.active(); l != nil {
+		l.send(&llc.DeleteLink{All: true, Orderly: true, Reason: llc.ReasonProgram}, nil)
+	}
+	g.down(fsm.LinkDelete)
+}
+
+func sorted(m map[ConnID]*Conn) []*Conn {
+	return slices.SortedFunc(maps.Values(m), func(a, b *Conn) int { return cmp.Compare(a.id, b.id) })
+}
+
+func (e *Engine) sortedConns() []*Conn { return sorted(e.conns) }
+
+func (e *Engine) sortedGroups() []*LinkGroup {
+	return slices.SortedFunc(maps.Values(e.groups), func(a, b *LinkGroup) int { return cmp.Compare(a.id, b.id) })
+}

@@ -1,0 +1,207 @@
+package engine
+
+import (
+	"fmt"
+
+	"libsmcr/abi/clc"
+	"libsmcr/abi/smc"
+	"libsmcr/verbs"
+)
+
+// RMBID numbers the RMBs of an engine, for people.
+type RMBID uint32
+
+// RMB is a local RMB: it belongs to one link group, and its elements to connections of that group.
+type RMB struct {
+	id        RMBID
+	g         *LinkGroup
+	mem       verbs.Memory
+	mrs       map[*Link]verbs.MR
+	size      int // of an element
+	heads     int // bytes before the first element
+	used      []bool
+	inUse     int
+	confirmed bool    // the peer knows the RToken: by CLC on first contact, else by CONFIRM RKEY
+	waiters   []*Conn // have an element and wait for confirmed
+}
+
+func headsSize(elements int) int { return (elements*HeadSize + pageSize - 1) &^ (pageSize - 1) }
+
+// newRMB allocates an RMB and registers it on all links.
+func (g *LinkGroup) newRMB() (*RMB, error) {
+	n, size := g.e.cfg.Elements, g.e.cfg.RMBESize
+	r := &RMB{g: g, mrs: map[*Link]verbs.MR{}, size: size, heads: headsSize(n), used: make([]bool, n)}
+	mem, err := g.e.dev.AllocMemory(r.heads + n*size)
+	if err != nil {
+		return nil, err
+	}
+	r.mem = mem
+	for _, l := range g.links {
+		if r.mrs[l], err = l.pd.Register(mem); err != nil {
+			delete(r.mrs, l)
+			r.close()
+			return nil, err
+		}
+	}
+	g.e.lastRMB++
+	r.id = g.e.lastRMB
+	g.rmbs = append(g.rmbs, r)
+	return r, nil
+}
+
+// token is what the peer needs to reach the RMB over a link: the address is that of the first element.
+func (r *RMB) token(l *Link) smc.RToken {
+	mr := r.mrs[l]
+	return smc.RToken{RKey: mr.RKey(), VAddr: mr.Addr().Add(uint64(r.heads))}
+}
+
+func (r *RMB) close() {
+	for _, mr := range r.mrs {
+		r.g.check(mr.Close())
+	}
+	r.g.check(r.mem.Close())
+}
+
+// free zeroes an element, which gives its pages back, and makes it available again (RFC 7609 §4.4.1: not a byte of the previous connection).
+func (r *RMB) free(i smc.RMBEIndex) {
+	r.g.check(r.mem.Zero(r.heads+int(i-1)*r.size, r.size))
+	headAt(r.mem.Bytes()[int(i-1)*HeadSize:]).begin(0)
+	r.used[i-1] = false
+	r.inUse--
+	r.g.e.cfg.Reserve(-int64(r.size))
+}
+
+// element is the local RMBE of a connection.
+type element struct {
+	rmb   *RMB
+	index smc.RMBEIndex
+}
+
+func (m element) memory() (head, ring []byte) {
+	b, i := m.rmb.mem.Bytes(), int(m.index-1)
+	h, r := b[i*HeadSize:], b[m.rmb.heads+i*m.rmb.size:]
+	return h[:HeadSize:HeadSize], r[:m.rmb.size:m.rmb.size]
+}
+
+// hasRoom reports whether one more connection fits into the link group.
+func (g *LinkGroup) hasRoom() bool {
+	for _, r := range g.rmbs {
+		if r.inUse < len(r.used) {
+			return true
+		}
+	}
+	return len(g.rmbs) < maxRMBs
+}
+
+// take gives a connection an element, in a new RMB if need be; the code says why not.
+func (g *LinkGroup) take(c *Conn) clc.DeclineCode {
+	if !g.e.cfg.Reserve(int64(g.e.cfg.RMBESize)) {
+		return clc.DeclineMemory
+	}
+	var free *RMB
+	for _, r := range g.rmbs {
+		// One that the peer knows already is the faster choice.
+		if r.inUse < len(r.used) && (free == nil || !free.confirmed && r.confirmed) {
+			free = r
+		}
+	}
+	if free == nil {
+		var err error
+		if len(g.rmbs) >= maxRMBs {
+			err = fmt.Errorf("%w: %d RMBs", verbs.ErrMemory, maxRMBs)
+		} else {
+			free, err = g.newRMB()
+		}
+		if err != nil {
+			g.e.log.Warn().Uint32("lgr", uint32(g.id)).Err(err).Msg("no RMB")
+			g.e.cfg.Reserve(-int64(g.e.cfg.RMBESize))
+			return clc.DeclineMemory
+		}
+	}
+	i := 0
+	for free.used[i] {
+		i++
+	}
+	free.used[i] = true
+	free.inUse++
+	c.local = element{free, smc.RMBEIndex(i + 1)}
+	c.token = g.e.nextToken()
+	c.group = g
+	g.conns[c.id] = c
+	g.busy()
+	head, _ := c.local.memory()
+	headAt(head).begin(uint32(c.token))
+	return 0
+}
+
+// remoteRMB is an RMB of the peer, mapped.
+type remoteRMB struct {
+	token smc.RToken
+	mr    verbs.RemoteMR
+	heads uint64 // bytes before the first element
+	size  smc.BufSize
+	use   map[smc.RMBEIndex]*Conn // elements that connections here write into
+	gone  bool                    // the peer has deleted it: DELETE RKEY
+}
+
+// reach returns the peer's RMB with that RToken, mapping it if it was exported; verbs.ErrUnmapped if it has not arrived.
+func (g *LinkGroup) reach(l *Link, t smc.RToken) (*remoteRMB, error) {
+	if r := g.remotes[t]; r != nil {
+		return r, nil
+	}
+	if len(g.remotes) >= maxRMBs {
+		return nil, fmt.Errorf("%w: %d RMBs of the peer", verbs.ErrMemory, len(g.remotes))
+	}
+	mr, err := l.qp.MapRemote(t.RKey, t.VAddr)
+	if err != nil {
+		return nil, err
+	}
+	r := &remoteRMB{token: t, mr: mr, heads: uint64(t.VAddr - mr.Addr()), use: map[smc.RMBEIndex]*Conn{}}
+	g.remotes[t] = r
+	return r, nil
+}
+
+// element returns head and ring of an element; nil if it is not inside the region.
+func (r *remoteRMB) element(i smc.RMBEIndex, size smc.BufSize) (head, ring []byte) {
+	b, n := r.mr.Bytes(), uint64(size.Bytes())
+	if i == 0 || uint64(i)*HeadSize > r.heads || r.heads+uint64(i)*n > uint64(len(b)) {
+		return nil, nil
+	}
+	h, d := b[uint64(i-1)*HeadSize:], b[r.heads+uint64(i-1)*n:]
+	return h[:HeadSize:HeadSize], d[:n:n]
+}
+
+// claim makes a connection the writer of an element. All elements of an RMB have one size (RFC 7609 §2.1), else rings would overlap.
+func (r *remoteRMB) claim(c *Conn) bool {
+	if r.gone || len(r.use) > 0 && r.size != c.peer.Size {
+		return false
+	}
+	head, _ := r.element(c.peer.Index, c.peer.Size)
+	if head == nil || headAt(head).token() != c.peer.Token {
+		return false
+	}
+	// RFC 7609 §4.4.2: the peer believes that the connection we knew is over.
+	if old := r.use[c.peer.Index]; old != nil {
+		old.reused()
+	}
+	r.size = c.peer.Size
+	r.use[c.peer.Index] = c
+	c.remote = r
+	return true
+}
+
+// drop ends a connection's writing. The region stays mapped until the link group ends, or the peer has deleted it.
+func (r *remoteRMB) drop(c *Conn) {
+	if r == nil || r.use[c.peer.Index] != c {
+		return
+	}
+	delete(r.use, c.peer.Index)
+	if r.gone && len(r.use) == 0 && c.group != nil {
+		c.group.unmap(r)
+	}
+}
+
+func (g *LinkGroup) unmap(r *remoteRMB) {
+	delete(g.remotes, r.token)
+	g.check(r.mr.Close())
+}

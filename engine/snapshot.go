@@ -1,0 +1,86 @@
+package engine
+
+import (
+	"maps"
+
+	"libsmcr/abi/clc"
+	"libsmcr/abi/roce"
+	"libsmcr/abi/smc"
+)
+
+// Counters only grow.
+type Counters struct {
+	Handshakes   [2]uint64 // begun, by Role
+	Established  uint64
+	Broken       uint64
+	Groups       uint64                     // link groups begun
+	Declined     map[clc.DeclineCode]uint64 // Declines sent
+	PeerDeclined map[clc.DeclineCode]uint64 // Declines received
+}
+
+// Snapshot is the state of an engine for people.
+type Snapshot struct {
+	PeerID   smc.PeerID
+	Provider string
+	GID      roce.GID
+	Conns    int // negotiations, established connections, and elements that are not free yet
+	Groups   []GroupInfo
+	Counters Counters
+}
+
+// GroupInfo describes a link group.
+type GroupInfo struct {
+	ID       GroupID
+	Role     Role
+	State    string
+	Type     string // SINGLE, as smcr says it: one link
+	PeerID   smc.PeerID
+	PeerGID  roce.GID
+	Conns    int // connections that hold an element
+	RMBs     []RMBInfo
+	PeerRMBs int
+	MaxLinks uint8
+	Links    []LinkInfo
+}
+
+// RMBInfo describes a local RMB.
+type RMBInfo struct {
+	ID       RMBID
+	Elements int
+	InUse    int
+	Size     int // of an element
+	RKey     roce.RKey
+}
+
+// LinkInfo describes a link.
+type LinkInfo struct {
+	Num             smc.LinkNum
+	State           string
+	UserID, PeerUID smc.LinkUserID
+	QPN, PeerQPN    roce.QPN
+	GID, PeerGID    roce.GID
+}
+
+// Snapshot copies what there is to see.
+func (e *Engine) Snapshot() Snapshot {
+	s := Snapshot{PeerID: e.cfg.PeerID, Provider: e.attr.Provider, GID: e.attr.GID, Conns: len(e.conns), Counters: e.count}
+	s.Counters.Declined, s.Counters.PeerDeclined = maps.Clone(e.count.Declined), maps.Clone(e.count.PeerDeclined)
+	for _, g := range e.sortedGroups() {
+		i := GroupInfo{
+			ID: g.id, Role: g.key.role, State: g.state.String(), Type: "SINGLE", PeerID: g.key.id, PeerGID: g.key.gid,
+			Conns: len(g.conns), PeerRMBs: len(g.remotes), MaxLinks: g.max,
+		}
+		for _, l := range g.links {
+			i.Links = append(i.Links, LinkInfo{l.num, l.state.String(), l.uid, l.peerUID, l.qp.QPN(), l.peer.QPN, e.attr.GID, l.peer.GID})
+		}
+		for _, r := range g.rmbs {
+			x := RMBInfo{ID: r.id, Elements: len(r.used), InUse: r.inUse, Size: r.size}
+			for _, mr := range r.mrs {
+				x.RKey = mr.RKey()
+			}
+			i.RMBs = append(i.RMBs, x)
+		}
+		s.Groups = append(s.Groups, i)
+	}
+	return s
+}

@@ -1,0 +1,244 @@
+// Package check tests the library as the loader and a program see it: the built object's shape, and lives of processes under it.
+package check
+
+import (
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func run(t *testing.T, dir string, env []string, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// build makes the library of the module in dir as `make build` does.
+func build(t *testing.T, dir, out string) {
+	t.Helper()
+	abs, err := filepath.Abs(filepath.Join(dir, "preload/exports.map"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, dir, nil, "go", "build", "-buildmode=c-shared", "-trimpath", "-o", out, "-ldflags",
+		"-s -w -checklinkname=0 -E smcr_rt0 -extldflags '-Wl,--version-script="+abs+
+			" -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,defs -Wl,-Map="+out+".map'", "./preload")
+	run(t, "../..", nil, "go", "run", "./preload/postlink", out, out+".map")
+}
+
+// names are the symbols that symbols.h lists, as the preprocessor expands exports.in.
+func names(t *testing.T) (hooked []string, script string) {
+	t.Helper()
+	script = run(t, "..", nil, "cc", "-E", "-P", "-x", "c", "exports.in")
+	_, list, ok := strings.Cut(script, "global:")
+	list, _, ok2 := strings.Cut(list, "local:")
+	if !ok || !ok2 {
+		t.Fatalf("exports.in expands to\n%s", script)
+	}
+	hooked = strings.FieldsFunc(list, func(r rune) bool { return r == ';' || r == '\n' || r == ' ' })
+	slices.Sort(hooked)
+	return hooked, script
+}
+
+func exported(t *testing.T, lib string) []string {
+	t.Helper()
+	f, err := elf.Open(lib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	syms, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range syms {
+		if s.Section != elf.SHN_UNDEF {
+			got = append(got, s.Name)
+		}
+	}
+	slices.Sort(got)
+	return got
+}
+
+func TestExportsMapIsWhatSymbolsSay(t *testing.T) {
+	_, want := names(t)
+	got, err := os.ReadFile("../exports.map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Error("exports.map is stale: go generate ./preload")
+	}
+}
+
+func TestEveryHookedNameIsOneOfLibcs(t *testing.T) {
+	libc := strings.Fields(run(t, ".", nil, "cc", "-print-file-name=libc.so.6"))[0]
+	have := exported(t, libc)
+	hooked, _ := names(t)
+	if len(hooked) < 80 {
+		t.Fatalf("only %d names", len(hooked))
+	}
+	for _, n := range hooked {
+		if _, ok := slices.BinarySearch(have, n); !ok && n != "smcr_spare" {
+			t.Errorf("%s: libc exports no such name", n)
+		}
+	}
+}
+
+func TestFortifiedTwinsHaveLibcsTypes(t *testing.T) {
+	run(t, ".", nil, "cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_FORTIFY_SOURCE=2", "-fsyntax-only", "testdata/chk.c")
+}
+
+func TestLibraryExportsTheHookedNamesAndNothingElse(t *testing.T) {
+	lib := filepath.Join(t.TempDir(), "libsmcr.so")
+	build(t, "../..", lib)
+	shape(t, lib)
+}
+
+func shape(t *testing.T, lib string) {
+	t.Helper()
+	hooked, _ := names(t)
+	if got := exported(t, lib); !slices.Equal(got, hooked) {
+		for _, n := range got {
+			if !slices.Contains(hooked, n) {
+				t.Errorf("%s is exported and not in symbols.h", n)
+			}
+		}
+		for _, n := range hooked {
+			if !slices.Contains(got, n) {
+				t.Errorf("%s is in symbols.h and not exported", n)
+			}
+		}
+	}
+	f, err := elf.Open(lib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		// Each spare takes as much of what glibc keeps for late comers.
+		if p.Type == elf.PT_TLS && p.Memsz > 16 {
+			t.Errorf("%d bytes of thread-local storage, 16 at most", p.Memsz)
+		}
+	}
+	for tag, bit := range map[elf.DynTag]uint64{elf.DT_FLAGS: uint64(elf.DF_SYMBOLIC), elf.DT_FLAGS_1: uint64(elf.DF_1_NODELETE)} {
+		if v, err := f.DynValue(tag); err != nil || len(v) != 1 || v[0]&bit == 0 {
+			t.Errorf("%v lacks %#x: %v %v", tag, bit, v, err)
+		}
+	}
+	if needed, _ := f.DynString(elf.DT_NEEDED); len(needed) != 1 || needed[0] != "libc.so.6" {
+		t.Errorf("needs %v", needed)
+	}
+	// Every program pays for these when it is loaded; Go's own are some thousands.
+	if n, err := f.DynValue(elf.DT_RELACOUNT); err != nil || len(n) != 1 || n[0] > 500 {
+		t.Errorf("%v relocations at load: was postlink run?", n)
+	}
+	if v, err := f.DynValue(elf.DT_TEXTREL); err == nil && len(v) > 0 {
+		t.Error("relocations in the text: a copy's image could not be compared with it")
+	}
+}
+
+// fake is the library with testdata/hooks in package hooks' place: only preload is real.
+var fake = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "smcr-check-"); err != nil {
+		return "", err
+	}
+	for from, to := range map[string]string{
+		"..": "preload", "testdata/hooks": "hooks", "../../hooks/shim.h": "hooks/shim.h", "../../hooks/sys.h": "hooks/sys.h",
+		"../../go.mod": "go.mod", "../../go.sum": "go.sum",
+	} {
+		if out, err := exec.Command("cp", "-rT", from, filepath.Join(dir, to)).CombinedOutput(); err != nil {
+			return dir, fmt.Errorf("%s: %w", out, err)
+		}
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := fake(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+func TestLives(t *testing.T) {
+	dir, err := fake()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lib := filepath.Join(dir, "libsmcr.so")
+	build(t, dir, lib)
+	shape(t, lib)
+	prog, early := filepath.Join(dir, "life"), filepath.Join(dir, "early.so")
+	run(t, ".", nil, "cc", "-O1", "-g", "-w", "-pthread", "-o", prog, "testdata/life.c")
+	run(t, ".", nil, "cc", "-O1", "-w", "-shared", "-fPIC", "-o", early, "testdata/early.c")
+
+	for _, tc := range []struct {
+		name    string
+		preload string
+		env     []string
+	}{
+		{name: "cold"}, {name: "start"}, {name: "many_threads"}, {name: "storm"}, {name: "cancel"}, {name: "crash"}, {name: "ignored"},
+		{name: "chain"}, {name: "fork_storm"}, {name: "fork_while_starting"}, {name: "forks"}, {name: "vforks"},
+		{name: "spawns"}, {name: "exits"}, {name: "limits"}, {name: "sealed"}, {name: "syscalls"},
+		{name: "environment", env: []string{"SMCR_RMBE=64k", "SMCR_MODE=require", "SMCR_PROFILE=safe", "SMCR_NUDGE=0"}},
+		{name: "early", preload: early + " " + lib}, {name: "early", preload: lib + " " + early},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if tc.preload == "" {
+				tc.preload = lib
+			}
+			cmd := exec.Command(prog, tc.name)
+			cmd.Env = append(append(os.Environ(), "LD_PRELOAD="+tc.preload), tc.env...)
+			var out bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &out
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			hang := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
+			defer hang.Stop()
+			if err := cmd.Wait(); err != nil || out.Len() > 0 {
+				t.Errorf("%v\n%s", err, out.String())
+			}
+		})
+	}
+}
+
+// What a shell and its children do all day, with the library in each of them.
+func TestEverydayProgramsDoNotNotice(t *testing.T) {
+	dir, err := fake()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lib := filepath.Join(dir, "libsmcr.so")
+	build(t, dir, lib)
+	for _, args := range [][]string{
+		{"/bin/true"},
+		{"/bin/bash", "-c", "echo $(echo a | tr a b); cat <(echo x); (sleep 0.01 & wait); ls / | head -1; yes | head -1; exec echo end"},
+		{"/usr/bin/python3", "-c", "import subprocess, os, socket\nprint(subprocess.run(['echo', 'hi'], capture_output=True).stdout)\n" +
+			"p = os.fork()\nos._exit(3) if p == 0 else print(os.waitpid(p, 0)[1])\na, b = socket.socketpair()\na.send(b'x')\nprint(b.recv(1), os.dup(0))"},
+	} {
+		native, nerr := exec.Command(args[0], args[1:]...).CombinedOutput()
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+lib)
+		got, err := cmd.CombinedOutput()
+		if string(got) != string(native) || fmt.Sprint(err) != fmt.Sprint(nerr) {
+			t.Errorf("%v: native %q %v, preloaded %q %v", args, native, nerr, got, err)
+		}
+	}
+}

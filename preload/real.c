@@ -1,0 +1,104 @@
+/*
+ * libc's own functions. Each pointer starts as a stub (set by relocation, so before any constructor of anybody) that looks
+ * the name up, stores the result and goes on; real_find does the same for all at once when the library is initialised. So
+ * the hot path is one load, no order of constructors matters, and two threads or a signal handler that race store the
+ * same value. A stub looks up only its own name: dlsym allocates for a name that is missing, and an allocator that is just
+ * starting may call back into us. RTLD_NEXT keeps interposers that stand behind us in the chain.
+ */
+#include "real.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
+
+#include "life.h"
+
+static long absent(void)
+{
+	errno = ENOSYS;
+	return -1;
+}
+
+static void *look(const char *name)
+{
+	int e = errno;
+	void *volatile p = dlsym(RTLD_NEXT, name); /* volatile: no tail call, dlsym looks at the caller's address */
+	errno = e;
+	return p ? p : (void *)absent;
+}
+
+#define FIND(name) __atomic_store_n((void **)&smcr_real.name, look(#name), __ATOMIC_RELAXED)
+
+#define X(R, name, P, A, ...)              \
+	static R stub_##name P             \
+	{                                  \
+		FIND(name);                \
+		return smcr_real.name A;   \
+	}
+SMCR_FD(X) SMCR_ALWAYS(X)
+#undef X
+#define X(name)                               \
+	__attribute__((noreturn)) static void stub_##name(int status) \
+	{                                     \
+		FIND(name);                   \
+		smcr_real.name(status);       \
+	}
+SMCR_EXIT(X)
+#undef X
+
+/* Libc reads one register or so of a variadic call; passing more than the caller gave does no harm on this ABI. */
+#define STUB_VARIADIC(R, name, P, last, A)   \
+	static R stub_##name P               \
+	{                                    \
+		va_list ap;                  \
+		va_start(ap, last);          \
+		long a = va_arg(ap, long), b = va_arg(ap, long), c = va_arg(ap, long), d = va_arg(ap, long); \
+		va_end(ap);                  \
+		(void)b, (void)c, (void)d; /* prctl's */ \
+		FIND(name);                  \
+		return smcr_real.name A;     \
+	}
+STUB_VARIADIC(int, fcntl, (int fd, int cmd, ...), cmd, (fd, cmd, a))
+STUB_VARIADIC(int, ioctl, (int fd, unsigned long req, ...), req, (fd, req, a))
+STUB_VARIADIC(int, prctl, (int op, ...), op, (op, a, b, c, d))
+long stub_syscall(long, ...) HIDDEN; /* enter.S */
+pid_t stub_vfork(void) HIDDEN;
+
+struct real smcr_real = {
+#define X(R, name, ...) .name = stub_##name,
+	SMCR_BODY(X) SMCR_FD(X) SMCR_ALWAYS(X)
+#undef X
+#define X(name) .name = stub_##name,
+	SMCR_EXIT(X)
+#undef X
+};
+_Static_assert(offsetof(struct real, syscall) == 0 && offsetof(struct real, vfork) == 8, "enter.S knows these");
+
+/* enter.S: its two, when they are called before real_find. */
+void real_find_entered(void)
+{
+	FIND(syscall);
+	FIND(vfork);
+}
+
+void real_find(void)
+{
+#define X(R, name, ...) FIND(name);
+	SMCR_BODY(X) SMCR_FD(X) SMCR_ALWAYS(X)
+#undef X
+#define X(name) FIND(name);
+	SMCR_EXIT(X)
+#undef X
+}
+
+/* A row that differs from libc's header by one type fails here. */
+#define X(R, name, P, ...) \
+	_Static_assert(__builtin_types_compatible_p(__typeof__(&name), R(*) P), #name " differs from libc's header");
+SMCR_BODY(X) SMCR_FD(X) SMCR_ALWAYS(X)
+#undef X
+#define X(name) _Static_assert(__builtin_types_compatible_p(__typeof__(&name), __typeof__(&h_##name)), #name);
+SMCR_EXIT(X)
+#undef X
+#define X(name, of) _Static_assert(__builtin_types_compatible_p(__typeof__(name), __typeof__(of)), #name);
+X(fcntl64, fcntl) X(sendfile64, sendfile) X(preadv64v2, preadv2) X(pwritev64v2, pwritev2) X(_Exit, _exit)
+#undef X

@@ -1,0 +1,48 @@
+/* libc's own functions, found by name; how they are found: real.c. */
+#ifndef SMCR_REAL_H
+#define SMCR_REAL_H
+#include "../hooks/shim.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#ifndef __USE_GNU
+#error compile with -D_GNU_SOURCE: a libc header came before shim.h
+#endif
+#include "symbols.h"
+
+/* Every member has libc's type. Usable from the first instruction on: a member that was not looked up yet looks itself up. */
+struct real {
+#define X(R, name, ...) __typeof__(&name) name;
+	SMCR_BODY(X) SMCR_FD(X) SMCR_ALWAYS(X)
+#undef X
+#define X(name) __typeof__(&name) name;
+	SMCR_EXIT(X)
+#undef X
+};
+extern struct real smcr_real HIDDEN; /* what S->real points to */
+
+#define X(R, name, P, ...) R h_##name P HIDDEN;
+SMCR_FD(X) SMCR_ALWAYS(X)
+#undef X
+#define X(name) void h_##name(int status) HIDDEN __attribute__((noreturn));
+SMCR_EXIT(X)
+#undef X
+/* The variadic ones, with what follows the named arguments passed on as one word each. */
+int h_fcntl(int fd, int cmd, ...) HIDDEN;
+int h_ioctl(int fd, unsigned long req, ...) HIDDEN;
+
+#endif

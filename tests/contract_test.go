@@ -1,0 +1,70 @@
+package tests
+
+import (
+	"testing"
+
+	"libsmcr/tests/harness"
+)
+
+// Each program of tests/apps holds one contract of the socket interface and prints a transcript.
+func TestPrograms(t *testing.T) {
+	for _, c := range []struct {
+		says    string
+		program []string
+		verdict verdict
+	}{
+		{"one thread talks to its own listener", []string{"self"}, bySMC(51)},
+		{"what a client sent before it closed and exited arrives", []string{"early"}, either("left-early", "early-data")},
+		{"half close and reset and broken pipe look as over TCP", []string{"shutdown"}, bySMC(50)},
+		{"the flags of send and recv mean what they mean", []string{"flags"}, bySMC(100000)},
+		{"vectors and messages and files and pipes move bytes", []string{"vectors"}, bySMC(10 << 20)},
+		{"time limits and signals end the calls that they must end", []string{"waiting"}, bySMC(10)},
+		{"connect and accept behave in every mode", []string{"connecting"}, bySMC(50)},
+		{"descriptors can be duplicated and closed and used again", []string{"dup"}, bySMC(40)},
+		{"connections are shared with forked children", []string{"forks"}, bySMC(100)},
+		{"epoll reports what it must and nothing else", []string{"epoll"}, bySMC(100000)},
+		{"poll and select report what they must", []string{"multiplex"}, bySMC(100000)},
+		{"options and addresses and status are the socket's", []string{"options"}, bySMC(14)},
+		{"streams and syscall work on connections", []string{"stdio"}, bySMC(10000)},
+		{"threads that block can be cancelled", []string{"cancel", "5"}, bySMC(100)},
+		{"the reader of a killed sender gets a prefix and the end", []string{"kill", "sender", "6"}, bySMC(1 << 20)},
+		{"the writer to a killed receiver gets an error", []string{"kill", "receiver", "6"}, bySMC(1 << 20)},
+		{"whoever sleeps wakes up when the peer is killed", []string{"kill", "idle", "6"}, bySMC(12)},
+		{"unread bytes of a killed peer reset the connection", []string{"kill", "unread", "6"}, bySMC(12)},
+	} {
+		t.Run(c.says, func(t *testing.T) {
+			sameAsNative(t, c.verdict, run(c.program...))
+		})
+	}
+}
+
+// run is the scenario of one program that has both ends in it.
+func run(program ...string) scenario {
+	return func(w *harness.World) string {
+		return w.Run(harness.Command{Args: append([]string{harness.App(program[0])}, program[1:]...)}).String()
+	}
+}
+
+func TestEveryByteArrivesInEveryStyle(t *testing.T) {
+	for _, sides := range []string{"threads", "processes"} {
+		for _, how := range []string{"blocking", "level", "edge", "poll", "select"} {
+			t.Run(sides+" "+how, func(t *testing.T) {
+				sameAsNative(t, bySMC(20<<20), run("integrity", sides, how, "20", "42"))
+			})
+		}
+	}
+}
+
+func TestTwoHundredTransfersUnderSignalsEndWell(t *testing.T) {
+	sameAsNative(t, bySMC(100<<20), func(w *harness.World) string {
+		runs := "200"
+		if w.Mode == harness.Native {
+			runs = "20"
+		}
+		r := w.Run(harness.Command{Args: []string{harness.App("signals"), runs}})
+		if r.Out != runs+" of "+runs+" runs\n" {
+			w.Fail("%s", r)
+		}
+		return r.Err
+	})
+}

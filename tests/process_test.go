@@ -1,0 +1,88 @@
+package tests
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"libsmcr/tests/harness"
+)
+
+// state is what the kernel says of a process and its program could notice: threads and signal masks.
+func state(w *harness.World, p *harness.Process) string {
+	status := string(w.Read(fmt.Sprintf("/proc/%d/status", p.PID())))
+	return strings.Join(regexp.MustCompile(`(?m)^(Threads|SigBlk|SigIgn|SigCgt|NoNewPrivs):.*$`).FindAllString(status, -1), "\n")
+}
+
+func TestAProgramWithoutConnectionsIsUntouched(t *testing.T) {
+	sameAsNative(t, func(t *testing.T, sum harness.Counts) {
+		if sum.SMC+sum.TCP != 0 {
+			t.Errorf("connections from nowhere: %+v", sum)
+		}
+	}, func(w *harness.World) string {
+		return state(w, w.Start(harness.Command{Args: []string{"sleep", "1000"}})) + w.Run(harness.Command{Args: []string{"/bin/true"}}).String()
+	})
+}
+
+func TestAProgramThatOnlyMeetsPlainPeersStartsNothing(t *testing.T) {
+	sameAsNative(t, plain("peer-not-offering", "client-not-offering"), func(w *harness.World) string {
+		_, port := w.Echo(harness.Command{Plain: true})
+		client := w.Hold(port, 3, "text")
+		server, port := w.Echo(harness.Command{})
+		w.Ask(harness.Command{Plain: true}, port, 3, 1000).OK()
+		return state(w, client) + state(w, server)
+	})
+}
+
+func TestSignalDispositionsStayTheProgramsOwn(t *testing.T) {
+	sameAsNative(t, bySMC(10), func(w *harness.World) string {
+		server, port := w.Redis()
+		w.Hold(port, 3, "PING\r\n+")
+		threads := regexp.MustCompile(`Threads:.*`) // the engine's are there now
+		return threads.ReplaceAllString(state(w, server), "")
+	})
+}
+
+func TestPlainConnectionsCostNoSystemCall(t *testing.T) {
+	calls := func(w *harness.World, port, bytes int) int {
+		counts := w.Path("counts" + strconv.Itoa(bytes))
+		args := []string{"strace", "-f", "-c", "-o", counts, harness.App("echo"), "ask", strconv.Itoa(port), "1", strconv.Itoa(bytes), "piece=1"}
+		w.Run(harness.Command{Args: args}).OK()
+		for line := range strings.Lines(string(w.Read(counts))) {
+			if f := strings.Fields(line); len(f) > 3 && f[len(f)-1] == "total" {
+				n, err := strconv.Atoi(f[3])
+				if err != nil {
+					n, _ = strconv.Atoi(f[2])
+				}
+				return n
+			}
+		}
+		w.Fail("strace counted nothing")
+		return 0
+	}
+	sameAsNative(t, plain("peer-not-offering"), func(w *harness.World) string {
+		_, port := w.Echo(harness.Command{Plain: true})
+		return fmt.Sprint(calls(w, port, 2000)-calls(w, port, 1000), " system calls for 1000 pieces each way")
+	})
+}
+
+func TestAnIdleRedisWakesNoMoreOftenThanNatively(t *testing.T) {
+	wakeups := map[harness.Mode]int{}
+	sameAsNative(t, bySMC(50), func(w *harness.World) string {
+		server, port := w.Redis()
+		w.Hold(port, 50, "PING\r\n+")
+		settled := time.Now().Add(time.Second)
+		w.Until("it has settled", func() bool { return time.Now().After(settled) })
+		before := server.Status("voluntary_ctxt_switches", true)
+		enough := time.Now().Add(5 * time.Second)
+		w.Until("five seconds are over", func() bool { return time.Now().After(enough) })
+		wakeups[w.Mode] = server.Status("voluntary_ctxt_switches", true) - before
+		return ""
+	})
+	if native, preloaded := wakeups[harness.Native], wakeups[harness.SMC]; preloaded > native+native/10+5 {
+		t.Errorf("%d wake-ups in five seconds, natively %d", preloaded, native)
+	}
+}

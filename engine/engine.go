@@ -253,6 +253,7 @@ func (e *Engine) enter(now Instant) func() {
 }
 
 func (e *Engine) leave() {
+	defer func() { e.depth-- }() // whatever happens: the owner may go on after a panic
 	if e.depth == 1 {
 		e.reap()
 		for len(e.outbox) > 0 {
@@ -271,7 +272,6 @@ func (e *Engine) leave() {
 			e.after(&e.retry, e.pause)
 		}
 	}
-	e.depth--
 }
 
 // reap takes all completions.

@@ -89,11 +89,8 @@ func (x *end) Established(r Rings) {
 	if headAt(r.LocalHead).token() != r.LocalToken || headAt(r.PeerHead).token() != r.PeerToken || r.LocalToken == 0 {
 		x.w.t.Errorf("%s: tokens %s and %s do not lie in the heads", x.h.name, r.LocalToken, r.PeerToken)
 	}
-	for i, b := range r.LocalRing {
-		if b != 0 && x.peer.rings == nil {
-			x.w.t.Errorf("%s: byte %d of a fresh ring is %#x", x.h.name, i, b)
-			break
-		}
+	if _, bench := x.w.t.(*testing.B); !bench && x.peer.rings == nil && slices.ContainsFunc(r.LocalRing, func(c byte) bool { return c != 0 }) {
+		x.w.t.Errorf("%s: a fresh ring is not empty", x.h.name)
 	}
 	x.ended()
 }

@@ -205,9 +205,11 @@ int h_setsockopt(int fd, int level, int name, const void *val, socklen_t len)
 	if (r == 0)
 		r = S->real->setsockopt(fd, level, name, val, len);
 	if (r == 0 && o->set == TIMES) {
+		int e = errno;
 		timeo_load(s, fd);
 		if (name == SO_RCVLOWAT)
 			sock_fire(s);
+		errno = e;
 	}
 	sock_put(s);
 	return r;

@@ -402,7 +402,7 @@ int sock_arm(struct sock *s, u32 bell, u32 want)
 			if (st == S_FLUSH)
 				ok = 0; /* the kernel's IN is not ours to ring */
 		} else {
-			ok = s->peer == SELF_PEER || bell_tell((int)(bell & (BELL_MAX - 1)), s->peer) == 0;
+			ok = bell_tell((int)(bell & (BELL_MAX - 1)), s->peer) == 0;
 			if (want & IN_BITS)
 				ok &= arm_bell(&s->rx->rarm, bell);
 			if (want & OUT_BITS)

@@ -171,5 +171,10 @@ func FuzzMessage(f *testing.F) {
 	for _, g := range golden.Load(f, files) {
 		f.Add(g.Bytes)
 	}
-	f.Fuzz(func(t *testing.T, b []byte) { golden.FixedPoint(t, codec, b) })
+	f.Fuzz(func(t *testing.T, b []byte) {
+		golden.FixedPoint(t, codec, b)
+		if len(b) >= Size { // past type and length
+			golden.FixedPoint(t, codec, append([]byte{Type, Size}, b[2:]...))
+		}
+	})
 }

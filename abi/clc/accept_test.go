@@ -188,5 +188,5 @@ func TestAcceptString(t *testing.T) {
 
 func FuzzAccept(f *testing.F) {
 	seed(f, TypeAccept)
-	f.Fuzz(func(t *testing.T, b []byte) { fixedPoint(t, accepts, b) })
+	f.Fuzz(func(t *testing.T, b []byte) { fixedPoint(t, TypeAccept, accepts, b) })
 }

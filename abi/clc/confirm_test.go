@@ -112,7 +112,7 @@ func TestConfirmString(t *testing.T) {
 func FuzzConfirm(f *testing.F) {
 	seed(f, TypeConfirm)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		fixedPoint(t, confirms(smc.RFC), b)
-		fixedPoint(t, confirms(smc.Linux), b)
+		fixedPoint(t, TypeConfirm, confirms(smc.RFC), b)
+		fixedPoint(t, TypeConfirm, confirms(smc.Linux), b)
 	})
 }

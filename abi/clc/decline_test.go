@@ -109,5 +109,5 @@ func TestDeclineStrings(t *testing.T) {
 
 func FuzzDecline(f *testing.F) {
 	seed(f, TypeDecline)
-	f.Fuzz(func(t *testing.T, b []byte) { fixedPoint(t, declines, b) })
+	f.Fuzz(func(t *testing.T, b []byte) { fixedPoint(t, TypeDecline, declines, b) })
 }

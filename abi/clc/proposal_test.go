@@ -312,7 +312,7 @@ func TestProposalString(t *testing.T) {
 func FuzzProposal(f *testing.F) {
 	seed(f, TypeProposal)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		fixedPoint(t, proposals(smc.RFC), b)
-		fixedPoint(t, proposals(smc.Linux), b)
+		fixedPoint(t, TypeProposal, proposals(smc.RFC), b)
+		fixedPoint(t, TypeProposal, proposals(smc.Linux), b)
 	})
 }

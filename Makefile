@@ -8,11 +8,16 @@ ROW ?=
 ARGS ?=
 
 LDFLAGS := -s -w -checklinkname=0 -E smcr_rt0 -X runtime.godebugDefault=asyncpreemptoff=1 \
-	-extldflags '-Wl,--version-script=$(CURDIR)/preload/exports.map -Wl,-Bsymbolic -Wl,-z,nodelete'
+	-extldflags '-Wl,--version-script=$(CURDIR)/preload/exports.map -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,defs -Wl,-Map=$(CURDIR)/build/libsmcr.map'
+# Go's build cache does not see that one package's C includes another's headers: their hash is in the flags.
+HEADERS = $(shell cat preload/*.h hooks/*.h | cksum | cut -d' ' -f1)
 
 build: ## build/libsmcr.so and build/smcr
-	go build -buildmode=c-shared -trimpath -o build/libsmcr.so -ldflags "$(LDFLAGS)" ./preload
-	@rm -f build/libsmcr.h
+	@mkdir -p build
+	CGO_CFLAGS="-O2 -g -DSMCR_HEADERS=$(HEADERS)" go build -buildmode=c-shared -trimpath -o build/new.so -ldflags "$(LDFLAGS)" ./preload
+	go run ./preload/postlink build/new.so build/libsmcr.map
+	@mv build/new.so build/libsmcr.so # whole at once: programs may have the old one mapped
+	@rm -f build/new.h build/libsmcr.map
 	CGO_ENABLED=0 go build -trimpath -o build/smcr ./cmd/smcr
 
 demo: ## redis, iperf3, memcached and sockperf over TCP and over SMC-R, in one table

@@ -102,7 +102,8 @@ func (c *Conn) step(ev fsm.HandshakeEvent) error {
 		return nil
 	}
 	if l := c.e.log.Debug(); l.Enabled() {
-		l.Uint64("conn", uint64(c.id)).Stringer("role", c.role).Stringer("from", c.state).Stringer("to", next).Stringer("ev", ev).Msg("handshake")
+		l.Uint64("conn", uint64(c.id)).Stringer("role", c.role).
+			Stringer("from", c.state).Stringer("to", next).Stringer("ev", ev).Msg("handshake")
 	}
 	c.state = next
 	c.e.timers.stop(&c.timer)
@@ -329,8 +330,8 @@ func (c *Conn) EOF(now Instant) {
 	}
 }
 
-// Decline asks for TCP: the program closes, forks or the like. It takes effect at once where RFC 7609 §C.1 and §C.2 allow it, else when it is our turn;
-// if it is too late the negotiation goes on to its end.
+// Decline asks for TCP: the program closes, forks or the like. It takes effect at once where RFC 7609 §C.1 and §C.2
+// allow it, else when it is our turn; if it is too late the negotiation goes on to its end.
 func (c *Conn) Decline(code clc.DeclineCode, now Instant) {
 	defer c.e.enter(now)()
 	if !c.state.Done() {
@@ -338,8 +339,8 @@ func (c *Conn) Decline(code clc.DeclineCode, now Instant) {
 	}
 }
 
-// Close: this side has closed the connection. The Handler is called no more. Of an established connection the peer is told, and the element is
-// free as soon as the peer is done with it too; a negotiation is dropped.
+// Close: this side has closed the connection. The Handler is called no more. Of an established connection the peer is
+// told, and the element is free as soon as the peer is done with it too; a negotiation is dropped.
 func (c *Conn) Close(now Instant) {
 	defer c.e.enter(now)()
 	c.silent = true
@@ -373,8 +374,8 @@ func (c *Conn) Close(now Instant) {
 	}
 }
 
-// Leave is Close for a process that has handed the connection on to a forked child: the peer is told nothing. The element is
-// free when the child's side has marked it closed, see MarkClosed, and the peer is done too.
+// Leave is Close for a process that has handed the connection on to a forked child: the peer is told nothing. The
+// element is free when the child's side has marked it closed, see MarkClosed, and the peer is done too.
 func (c *Conn) Leave(now Instant) {
 	defer c.e.enter(now)()
 	if c.state != fsm.Established || c.group == nil || c.closing {
@@ -403,7 +404,8 @@ func (c *Conn) connStep(ev fsm.ConnEvent) {
 	c.conn = next
 }
 
-// abandoned is how long an element is kept that the peer was told of in a negotiation which then broke, and in which it never wrote.
+// abandoned is how long an element is kept that the peer was told of in a negotiation which then broke, and in which
+// it never wrote.
 const abandoned = Instant(60 * time.Second)
 
 // sweep looks whether the element of a closed connection is free by now.

@@ -75,7 +75,8 @@ func (c *Conn) join() {
 	if !c.sendConfirm(l, true) {
 		return
 	}
-	// It may overtake the Confirm: the server's device keeps it. So the server can reach our RMB before it confirms the link, and we know it then.
+	// It may overtake the Confirm: the server's device keeps it. So the server can reach our RMB before it confirms
+	// the link, and we know it then.
 	if err := l.qp.Export(c.local.rmb.mrs[l]); err != nil {
 		c.fail(clc.DeclineLinkFailed)
 		return
@@ -199,7 +200,8 @@ func (c *Conn) onProposal(b []byte) {
 	}
 }
 
-// choose decides between a link group that exists, one that is being formed, and a new one. It is the server's choice (§3.5.1.2, §3.5.3).
+// choose decides between a link group that exists, one that is being formed, and a new one. It is the server's choice
+// (§3.5.1.2, §3.5.3).
 func (c *Conn) choose() {
 	k := peerKey{RoleServer, c.peer.PeerID, c.peer.GID, c.peer.MAC}
 	var forming *LinkGroup
@@ -317,7 +319,8 @@ func (c *Conn) onSubsequentConfirm(m clc.Confirm) {
 
 // ---- first contact over the link
 
-// proceed goes on with a first contact when the peer's RMB has arrived, which takes its own way, in the state where it is needed.
+// proceed goes on with a first contact when the peer's RMB has arrived, which takes its own way, in the state where
+// it is needed.
 func (c *Conn) proceed() {
 	if c.state != fsm.AwaitPeerRMB && c.state != fsm.LinkReceived {
 		return

@@ -14,7 +14,8 @@ import (
 	"libsmcr/verbs/verbstest"
 )
 
-// RFC 7609 §3.5.1, Figure 8. The server's CONFIRM LINK comes only when it can reach the client's RMB, and goes out behind its own.
+// RFC 7609 §3.5.1, Figure 8. The server's CONFIRM LINK comes only when it can reach the client's RMB, and goes out
+// behind its own.
 func TestFirstContact(t *testing.T) {
 	bothProviders(t, func(t *testing.T, w *world) {
 		w.established(w.a(), w.b())
@@ -49,7 +50,8 @@ func TestSubsequentContact(t *testing.T) {
 	})
 }
 
-// RFC 7609 §3.5.5.2.1: when the RMB is full the next one is announced by CONFIRM RKEY, first by the server, then by the client.
+// RFC 7609 §3.5.5.2.1: when the RMB is full the next one is announced by CONFIRM RKEY, first by the server, then by
+// the client.
 func TestFortyConnectionsNeedASecondRMB(t *testing.T) {
 	bothProviders(t, func(t *testing.T, w *world) {
 		tokens := map[smc.AlertToken]bool{}
@@ -283,8 +285,9 @@ var faultNames = [...]string{
 	"sender's program wants TCP", "receiver's program wants TCP", "sender closes", "receiver closes",
 }
 
-// RFC 7609 §C.1 to §C.7.1: each message of each scenario is lost, garbled, refused, delayed; each process dies, each program gives up, at
-// each message. Both sides must come to the same end or to none, in time, and leave nothing behind.
+// RFC 7609 §C.1 to §C.7.1: each message of each scenario is lost, garbled, refused, delayed; each process dies, each
+// program gives up, at each message. Both sides must come to the same end or to none, in time, and leave nothing
+// behind.
 func TestEveryFaultAtEveryMessage(t *testing.T) {
 	scenarios := []struct {
 		name    string

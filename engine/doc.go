@@ -1,19 +1,21 @@
-// Package engine is RFC 7609 from the moment when two TCP sockets know of each other that they speak SMC-R: the CLC exchange, link groups,
-// links and the LLC messages over them, RMBs and their elements, the end of connections. It says what happens next; how bytes
-// reach the peer is behind verbs.Device, and what runs per message on an established connection is not here at all.
+// Package engine is RFC 7609 from the moment when two TCP sockets know of each other that they speak SMC-R: the CLC
+// exchange, link groups, links and the LLC messages over them, RMBs and their elements, the end of connections. It
+// says what happens next; how bytes reach the peer is behind verbs.Device, and what runs per message on an
+// established connection is not here at all.
 //
 // # How it is driven
 //
-// An Engine belongs to one goroutine. It starts none, has no timers and no locks, and does no I/O but through the device: every method takes the time,
-// effects go out through the Handler of the connection and through the device. The owner calls Poll when the device has something to do, Tick when
-// NextDeadline has passed, Conn.CLC with each CLC message that arrived on a TCP connection (Need says how many bytes belong to it), and Conn.EOF when it ended.
+// An Engine belongs to one goroutine. It starts none, has no timers and no locks, and does no I/O but through the
+// device: every method takes the time, effects go out through the Handler of the connection and through the device.
+// The owner calls Poll when the device has something to do, Tick when NextDeadline has passed, Conn.CLC with each CLC
+// message that arrived on a TCP connection (Need says how many bytes belong to it), and Conn.EOF when it ended.
 //
-// Established, Fallback and Broken are called last thing before a method returns, never in the middle of a step: there a Handler
-// may call the engine. SendCLC is called in the middle and must not.
+// Established, Fallback and Broken are called last thing before a method returns, never in the middle of a step:
+// there a Handler may call the engine. SendCLC is called in the middle and must not.
 //
 // # Memory
 //
-// An RMB is one registered region: the heads of its elements (type Head), padded to a page, then the elements. The RMB address of the CLC messages
-// is that of the first element, so that index i lies where RFC 7609 and Linux look for it; the peer, who maps the region, finds the head of element i at
-// 256·(i-1) from its start.
+// An RMB is one registered region: the heads of its elements (type Head), padded to a page, then the elements. The
+// RMB address of the CLC messages is that of the first element, so that index i lies where RFC 7609 and Linux look
+// for it; the peer, who maps the region, finds the head of element i at 256·(i-1) from its start.
 package engine

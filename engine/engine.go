@@ -16,8 +16,8 @@ import (
 	"libsmcr/verbs"
 )
 
-// Handler is the TCP connection behind a Conn, and what becomes of it. Exactly one of Established, Fallback and Broken ends a negotiation,
-// unless Close came first. After Established, Broken may still come, see ErrReused.
+// Handler is the TCP connection behind a Conn, and what becomes of it. Exactly one of Established, Fallback and
+// Broken ends a negotiation, unless Close came first. After Established, Broken may still come, see ErrReused.
 type Handler interface {
 	// SendCLC sends a whole CLC message over TCP. An error ends the connection. It must not call the engine.
 	SendCLC(b []byte) error
@@ -57,7 +57,9 @@ type Config struct {
 	Device   verbs.Device // must have CapMapped
 	RMBESize int          // bytes of a ring: a power of two, 64 KiB to 512 MiB; 0 = DefaultRMBESize
 	Elements int          // elements of an RMB, 1 to 255; 0 = DefaultElements
-	// Reserve asks for n more bytes of ring memory, or gives -n back, which is not refused. nil allows everything.
+	// Reserve asks for n more bytes of ring memory, or gives -n back, which is not refused. It is called for each
+	// element as it is given out and freed: an RMB is address space only, its pages appear as rings are used. nil
+	// allows everything.
 	Reserve  func(n int64) bool
 	Log      zerolog.Logger
 	Timeouts Timeouts      // zero fields: DefaultTimeouts
@@ -83,8 +85,9 @@ var (
 	ErrTimeout  = errors.New("engine: the peer does not answer")
 	ErrEOF      = errors.New("engine: the TCP connection ended")
 	ErrMismatch = errors.New("engine: the peer's message does not fit what was agreed")
-	// ErrReused ends an established connection: the peer has given the element that this side writes into to another connection, so it believes that
-	// this one is over (RFC 7609 §4.4.2). Nothing may be written any more.
+	// ErrReused ends an established connection: the peer has given the element that this side writes into to
+	// another connection, so it believes that this one is over (RFC 7609 §4.4.2). Nothing may be written any more;
+	// what is in the local ring may be read until Close, which has to follow as ever.
 	ErrReused = errors.New("engine: the peer reuses the RMB element")
 )
 
@@ -161,7 +164,8 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, dev: cfg.Device, attr: cfg.Device.Attr(), cq: cq, log: cfg.Log,
-		groups: map[GroupID]*LinkGroup{}, byPeer: map[peerKey][]*LinkGroup{}, byQPN: map[roce.QPN]*Link{}, conns: map[ConnID]*Conn{},
+		groups: map[GroupID]*LinkGroup{}, byPeer: map[peerKey][]*LinkGroup{},
+		byQPN: map[roce.QPN]*Link{}, conns: map[ConnID]*Conn{},
 		lastToken: smc.AlertToken(cfg.Rand()),
 	}
 	e.retry.fire = func() { e.dev.Poll() }
@@ -169,8 +173,8 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// Need says how many bytes of the TCP stream the CLC message has that b begins with; 8 if b is too short to tell. The error means that these are
-// not CLC bytes: pass them to Conn.CLC all the same, which ends the connection.
+// Need says how many bytes of the TCP stream the CLC message has that b begins with; 8 if b is too short to tell. The
+// error means that these are not CLC bytes: pass them to Conn.CLC all the same, which ends the connection.
 func Need(b []byte) (int, error) {
 	h, err := clc.Peek(b)
 	if errors.Is(err, clc.ErrShort) {
@@ -179,8 +183,8 @@ func Need(b []byte) (int, error) {
 	return h.Length, err
 }
 
-// Client begins as the TCP client: the Proposal goes out at once. subnet is the network of the connection's local address, for peers
-// on other hosts.
+// Client begins as the TCP client: the Proposal goes out at once. subnet is the network of the connection's local
+// address, for peers on other hosts.
 func (e *Engine) Client(h Handler, subnet netip.Prefix, now Instant) *Conn {
 	defer e.enter(now)()
 	c := e.newConn(h, RoleClient)
@@ -227,8 +231,8 @@ func (e *Engine) NextDeadline() (Instant, bool) {
 	return e.timers[0].at, true
 }
 
-// Shutdown ends what can be ended: no new negotiations, running ones are declined or broken, link groups are deleted. Established connections keep their
-// memory until they are closed.
+// Shutdown ends what can be ended: no new negotiations, running ones are declined or broken, link groups are deleted.
+// Established connections keep their memory until they are closed.
 func (e *Engine) Shutdown(now Instant) {
 	defer e.enter(now)()
 	e.closed = true

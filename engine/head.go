@@ -16,9 +16,10 @@ const (
 	ReaderClosed uint32 = 1 // RFlags: the reader's last holder closed
 )
 
-// Head is the head of one RMBE: `struct rmbe_head` of hooks/shim.h, which says what each field is for. It lies in the memory of
-// the side that reads the element, and the other side maps it: every access is atomic, and what the other side may have written is believed only as far as it can
-// do no harm. This package writes the token when an element is given out, and the two closed flags at the end.
+// Head is the head of one RMBE: `struct rmbe_head` of hooks/shim.h, which says what each field is for. It lies in the
+// memory of the side that reads the element, and the other side maps it: every access is atomic, and what the other
+// side may have written is believed only as far as it can do no harm. This package writes the token when an element
+// is given out, and the two closed flags at the end.
 type Head struct {
 	_ structs.HostLayout
 
@@ -49,8 +50,9 @@ type Head struct {
 	_      [13]uint32
 }
 
-// MarkClosed sets the closed flags of a connection: nobody on this side will write into the peer's element or read from the local one. It is what
-// Conn.Close does, for the last process that holds a connection which another process established.
+// MarkClosed sets the closed flags of a connection: nobody on this side will write into the peer's element or read
+// from the local one. It is what Conn.Close does, for the last process that holds a connection which another process
+// established.
 func MarkClosed(localHead, peerHead []byte) {
 	headAt(localHead).setReaderClosed()
 	headAt(peerHead).setWriterClosed()

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"libsmcr/abi/clc"
 	"libsmcr/abi/llc"
@@ -36,29 +35,10 @@ func readHex(t testing.TB, name string) []byte {
 	return out
 }
 
-// `struct rmbe_head` of hooks/shim.h, field by field.
-func TestHeadHasTheLayoutOfC(t *testing.T) {
-	var h Head
-	for _, c := range []struct {
-		name      string
-		got, want uintptr
-	}{
-		{"size", unsafe.Sizeof(h), 256},
-		{"prod", unsafe.Offsetof(h.Prod), 0}, {"wflags", unsafe.Offsetof(h.WFlags), 8}, {"wcpu", unsafe.Offsetof(h.WCPU), 12},
-		{"urg", unsafe.Offsetof(h.Urg), 16}, {"wtag", unsafe.Offsetof(h.WTag), 24},
-		{"cons", unsafe.Offsetof(h.Cons), 64}, {"rcpu", unsafe.Offsetof(h.RCPU), 72}, {"rflags", unsafe.Offsetof(h.RFlags), 136},
-		{"token", unsafe.Offsetof(h.Token), 140}, {"rtag", unsafe.Offsetof(h.RTag), 144},
-		{"rarm", unsafe.Offsetof(h.RArm), 128}, {"warm", unsafe.Offsetof(h.WArm), 192},
-	} {
-		if c.got != c.want {
-			t.Errorf("%s is at %d, C has %d", c.name, c.got, c.want)
-		}
-	}
-}
-
 func writerFlags(head []byte) *uint32 { return &headAt(head).WFlags }
 
-// RFC 7609 §4.4.1, §4.8: an element is used again only when both sides are done with it, and nothing of the old connection is left in it.
+// RFC 7609 §4.4.1, §4.8: an element is used again only when both sides are done with it, and nothing of the old
+// connection is left in it.
 func TestElementIsReusedAfterBothSidesClosed(t *testing.T) {
 	bothProviders(t, func(t *testing.T, w *world) {
 		a, b := w.established(w.a(), w.b())
@@ -153,7 +133,8 @@ func TestLeave(t *testing.T) {
 	})
 }
 
-// The end of a peer's process does not end its connections: that is for TCP to say. What it held is freed as they are closed.
+// The end of a peer's process does not end its connections: that is for TCP to say. What it held is freed as they are
+// closed.
 func TestPeerProcessDies(t *testing.T) {
 	bothProviders(t, func(t *testing.T, w *world) {
 		a1, _ := w.established(w.a(), w.b())

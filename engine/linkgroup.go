@@ -185,7 +185,8 @@ const (
 	lastSweep  = 30 * time.Second
 )
 
-// sweepSoon begins to look after elements that the peer has not left yet, and after the peer itself: nothing else tells that an idle peer's process has ended.
+// sweepSoon begins to look after elements that the peer has not left yet, and after the peer itself: nothing else
+// tells that an idle peer's process has ended.
 func (g *LinkGroup) sweepSoon() {
 	if g.state != groupActive {
 		return

@@ -62,7 +62,8 @@ func (r *RMB) close() {
 	r.g.check(r.mem.Close())
 }
 
-// free zeroes an element, which gives its pages back, and makes it available again (RFC 7609 §4.4.1: not a byte of the previous connection).
+// free zeroes an element, which gives its pages back, and makes it available again (RFC 7609 §4.4.1: not a byte of
+// the previous connection).
 func (r *RMB) free(i smc.RMBEIndex) {
 	r.g.check(r.mem.Zero(r.heads+int(i-1)*r.size, r.size))
 	headAt(r.mem.Bytes()[int(i-1)*HeadSize:]).begin(0)
@@ -171,7 +172,8 @@ func (r *remoteRMB) element(i smc.RMBEIndex, size smc.BufSize) (head, ring []byt
 	return h[:HeadSize:HeadSize], d[:n:n]
 }
 
-// claim makes a connection the writer of an element. All elements of an RMB have one size (RFC 7609 §2.1), else rings would overlap.
+// claim makes a connection the writer of an element. All elements of an RMB have one size (RFC 7609 §2.1), else rings
+// would overlap.
 func (r *remoteRMB) claim(c *Conn) bool {
 	if r.gone || len(r.use) > 0 && r.size != c.peer.Size {
 		return false

@@ -71,7 +71,10 @@ func (e *Engine) Snapshot() Snapshot {
 			Conns: len(g.conns), PeerRMBs: len(g.remotes), MaxLinks: g.max,
 		}
 		for _, l := range g.links {
-			i.Links = append(i.Links, LinkInfo{l.num, l.state.String(), l.uid, l.peerUID, l.qp.QPN(), l.peer.QPN, e.attr.GID, l.peer.GID})
+			i.Links = append(i.Links, LinkInfo{
+				Num: l.num, State: l.state.String(), UserID: l.uid, PeerUID: l.peerUID,
+				QPN: l.qp.QPN(), PeerQPN: l.peer.QPN, GID: e.attr.GID, PeerGID: l.peer.GID,
+			})
 		}
 		for _, r := range g.rmbs {
 			x := RMBInfo{ID: r.id, Elements: len(r.used), InUse: r.inUse, Size: r.size}

@@ -14,6 +14,7 @@
 
 #define REQUIRE_NS 1000000000ll /* SMCR_MODE=require: how long connect waits for the decision */
 #define TCP_IS_ESTABLISHED 1	/* enum of net/tcp_states.h, as sock_diag reports it */
+#define TCP_IS_SYN_RECV 3	/* our ACK is on its way through a busy CPU's backlog */
 #ifndef IPPROTO_MPTCP
 #define IPPROTO_MPTCP 262
 #endif
@@ -179,7 +180,7 @@ static int offered(int fd, int slot, u64 cookie)
 	struct diag d;
 	struct sock *s;
 
-	if (diag_mirror(fd, &d) < 0 || d.tcp_state != TCP_IS_ESTABLISHED)
+	if (diag_mirror(fd, &d) < 0 || (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV))
 		return take_back(fd, slot, cookie, R_REMOTE) ? 0 : ECONNREFUSED;
 	s = sock_new(fd, 0, S_OFFERED);
 	if (!s)

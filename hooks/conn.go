@@ -319,10 +319,12 @@ func (c *conn) Fallback(diagnosis clc.DeclineCode, sent bool) {
 // Broken: the peer ended or broke the handshake; or, much later, gave our element away (engine.ErrReused).
 func (c *conn) Broken(err error) {
 	c.l.log.Warn().Err(err).Uint32("conn", c.idx).Msg("handshake broken")
+	if c.phase == phaseActive {
+		C.sock_gone(c.s) // the engine has it until the program closes
+		return
+	}
 	c.ec = nil
 	switch {
-	case c.phase == phaseActive:
-		C.sock_gone(c.s)
 	case c.ended:
 		c.fallback(C.R_PROTOCOL, 0) // the peer is gone: TCP itself shows it to the program
 	default:

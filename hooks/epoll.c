@@ -736,7 +736,8 @@ static int wait_ours(const struct wait *w, int got)
 			n += scan(st, w->ev + n, w->max - n, &give);
 		}
 		slow |= st->slow || nested || (st->foreign && st->nent);
-		int spin = !n && !slow && st->bell >= 0 && w->ns && st->hot && st->hot--;
+		u32 cpu = st->cpu;
+		struct bell_word *spin = !n && !slow && st->bell >= 0 && w->ns && st->hot && st->hot-- ? word(st) : 0;
 		if (!nested)
 			leave(st);
 		set_unlock(st, nested);
@@ -760,7 +761,7 @@ static int wait_ours(const struct wait *w, int got)
 			if ((left = until - t) <= 0)
 				return 0;
 		}
-		if (spin && lane_spin(rung, word(st), &st->credit, st->cpu))
+		if (spin && lane_spin(rung, spin, &st->credit, cpu))
 			continue;
 		if (slow && (left < 0 || left > SLICE_NS))
 			left = SLICE_NS;

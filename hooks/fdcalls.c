@@ -145,7 +145,12 @@ void h_closefrom(int lo)
 
 static int named_too(int from, int to)
 {
-	if (to >= 0 && from != to && !borrowed()) {
+	if (to < 0 || from == to)
+		return to;
+	if (kind_of(to) == FD_PLAIN && to < FD_MAX) /* of what the number was before */
+		atomic_store_explicit(&S->fd_kind[to], FD_UNKNOWN, memory_order_release);
+	/* Foreign fds cost no system call more, unless they may be epoll sets. */
+	if ((kind_of(from) > FD_PLAIN || kind_of(to) > FD_PLAIN || atomic_load_explicit(&S->ep, memory_order_relaxed)) && !borrowed()) {
 		int e = errno;
 		fd_dup(from, to);
 		errno = e;

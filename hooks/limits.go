@@ -9,9 +9,12 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"libsmcr/engine"
 )
 
 // share is the part of the memory, and of the program's descriptors, that the library may take: 1/8.
@@ -23,8 +26,13 @@ type limits struct {
 	memory uint64 // of the cgroup or the machine, bytes
 	files  uint64 // RLIMIT_NOFILE
 	used   uint64 // promised by this process
-	fds    uint64
+	fds    uint64 // descriptors of ours, see hide
+	others uint64 // promised by the other processes when last looked at
+	looked engine.Instant
 }
+
+// lookAgain is how old the sum of the other processes' promises may be.
+const lookAgain = engine.Instant(500 * time.Millisecond)
 
 func newLimits(sh *C.struct_shim) *limits {
 	m := &limits{sh: sh, memory: memoryLimit()}
@@ -35,18 +43,18 @@ func newLimits(sh *C.struct_shim) *limits {
 	return m
 }
 
-// reserve promises n more bytes, in one memfd, or takes -n back. false: the connection is to be plain TCP. All processes of
-// the user count, since they share the memory.
+// reserve promises n more bytes, or takes -n back. false: the connection is to be plain TCP. All processes of the user count,
+// since they share the memory.
 func (m *limits) reserve(n int64) bool {
-	if n > 0 && ((m.fds+1)*share > m.files || (othersRings(m.sh)+m.used+uint64(n))*share > m.memory) {
-		return false
+	if n > 0 {
+		if t := now(); m.looked == 0 || t-m.looked > lookAgain {
+			m.others, m.looked = othersRings(m.sh), t
+		}
+		if m.fds*share > m.files || (m.others+m.used+uint64(n))*share > m.memory {
+			return false
+		}
 	}
 	m.used += uint64(n)
-	if n > 0 {
-		m.fds++
-	} else {
-		m.fds--
-	}
 	if p := m.sh.proc; p != nil {
 		atomic.StoreUint64((*uint64)(unsafe.Pointer(&p.ring_bytes)), m.used)
 	}

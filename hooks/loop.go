@@ -91,13 +91,11 @@ func newLoop(sh *C.struct_shim) (*loop, error) {
 		gid[i] = byte(sh.gid[i])
 	}
 	l.peers[gid] = C.SELF_PEER
-	dev, err := shm.New(shm.Config{
-		FD: int(sh.dgram), GID: gid, Hide: hide, CloseFD: func(fd int) { C.fd_unhide(C.int(fd)) }, Foreign: l.datagram,
-	})
+	lim := newLimits(sh)
+	dev, err := shm.New(shm.Config{FD: int(sh.dgram), GID: gid, Hide: lim.hide, CloseFD: lim.closeFD, Foreign: l.datagram})
 	if err != nil {
 		return nil, err
 	}
-	lim := newLimits(sh)
 	cfg := engine.Config{Device: dev, RMBESize: rmbeSize(uint32(sh.rmbe)), Reserve: lim.reserve, Log: l.log}
 	// Unique per engine: a peer keys link groups on it, and each process, each forked child, has its own.
 	copy(cfg.PeerID[:], gid[:])
@@ -126,6 +124,17 @@ func rmbeSize(n uint32) int {
 
 // hide moves a descriptor of ours out of the program's way and protects it.
 func hide(fd int) int { return int(C.fd_hide(C.int(fd))) }
+
+// hide and closeFD count the descriptors that connections cost, for reserve.
+func (m *limits) hide(fd int) int {
+	m.fds++
+	return hide(fd)
+}
+
+func (m *limits) closeFD(fd int) {
+	m.fds--
+	C.fd_unhide(C.int(fd))
+}
 
 func (l *loop) watch(fd int, what int32, gen uint32, events uint32) error {
 	ev := unix.EpollEvent{Events: events, Fd: what, Pad: int32(gen)}

@@ -14,7 +14,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#define HIDE_AT 8000 /* where our own fds go when the limit of fds is generous */
+#define HIDE_AT 900 /* where our own fds go: high, but within a small fd table of the kernel */
 
 static void kind_set(int fd, u8 kind)
 {
@@ -522,13 +522,10 @@ int fd_dup(int from, int to)
 		kind_set(to, FD_LISTENER);
 		return 0;
 	default: {
-		/* Also what is no set of ours yet may become one under either number. */
-		int kind = kind_of(from), r = epoll_set_dup(from, to);
-		if (r == 0 && kind_of(to) == FD_UNKNOWN && kind != FD_HIDDEN && kind != FD_UNKNOWN)
-			kind_set(to, (u8)kind);
+		int r = epoll_set_dup(from, to); /* also what is no set of ours yet may become one under either number */
 		if (kind_of(to) > FD_PLAIN)
 			top_seen(to);
-		return r;
+		return r < 0 ? r : 0;
 	}
 	}
 }

@@ -265,7 +265,7 @@ void sock_tcp_event(struct sock *s, u32 events)
 		sys(SYS_shutdown, s->fd, SHUT_RDWR);
 	} else if (n == 0) {
 		set = BF_FIN;
-		if (!(atomic_load(&s->rx->wflags) & RH_WDONE) && !(atomic_load(&b->flags) & BF_SHUT_RD)) {
+		if (!(atomic_load(&s->rx->wflags) & RH_WDONE)) {
 			set |= BF_GONE;
 			if (lane_unsent(s)) {
 				set |= BF_RESET;
@@ -480,7 +480,7 @@ void settle_all(void)
 		u32 st = state_of(s);
 		if ((negotiating(st) || st == S_FLUSH) && (s = sock_at(i, s->gen))) {
 			leave(s, R_LEFT_EARLY, 0);
-			sock_put(s);
+			sock_drop(s);
 		}
 	}
 }

@@ -413,11 +413,12 @@ static int start(void)
 		return r;
 	}
 	atomic_store(&started, 0);
+	atomic_store(&S->life->next, 0); /* a runtime starts once; what it loads itself as the next one comes behind this */
 	if (thread(starter, (void *)next)) {
+		atomic_store(&S->life->next, next);
 		close_fds();
 		return -R_RLIMIT_NPROC;
 	}
-	atomic_store(&S->life->next, 0); /* a runtime starts once */
 	for (int i = 0; i < START_PATIENCE_MS / 10 && !atomic_load(&started); i++)
 		life_wait(&started, 0, 10000000);
 	u32 got = atomic_load(&started);

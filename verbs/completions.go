@@ -1,7 +1,7 @@
 package verbs
 
-// Completions is the completion queue of providers that complete in software: a FIFO. It is bounded by what was posted, since each
-// work request completes once.
+// Completions is the completion queue of providers that complete in software: a FIFO. It is bounded by what was
+// posted, since each work request completes once.
 type Completions struct {
 	q    []Completion
 	head int

@@ -1,6 +1,6 @@
-// Package verbs says how bytes reach another process's memory: devices, protection domains, memory regions, RC queue pairs and
-// completion queues as interfaces. It follows the verbs of InfiniBand as far as RFC 7609 needs them, so that rdma-core,
-// a user-space RoCE endpoint, shared memory and a simulated fabric all fit behind it.
+// Package verbs says how bytes reach another process's memory: devices, protection domains, memory regions, RC queue
+// pairs and completion queues as interfaces. It follows the verbs of InfiniBand as far as RFC 7609 needs them, so
+// that rdma-core, a user-space RoCE endpoint, shared memory and a simulated fabric all fit behind it.
 //
 // Nothing here is safe for concurrent use: a device and all that was made from it belong to one goroutine. Nothing blocks.
 package verbs
@@ -15,8 +15,8 @@ import (
 type Caps uint32
 
 const (
-	// CapMapped: memory regions are exported to the peer and mapped there (QP.Export, QP.MapRemote). A store into the mapping is
-	// the RDMA write, so no send queue and no CDC message is needed to move data.
+	// CapMapped: memory regions are exported to the peer and mapped there (QP.Export, QP.MapRemote). A store into the
+	// mapping is the RDMA write, so no send queue and no CDC message is needed to move data.
 	CapMapped Caps = 1 << iota
 	// CapLocal: every GID that Reachable accepts is on this host: subnets do not matter.
 	CapLocal
@@ -85,7 +85,8 @@ type Device interface {
 // Memory is memory that can be registered, with one or several PDs.
 type Memory interface {
 	Bytes() []byte
-	// Zero makes the range read as zeros again and gives its pages back where the provider can; off and n are multiples of the page size.
+	// Zero makes the range read as zeros again and gives its pages back where the provider can; off and n are
+	// multiples of the page size.
 	Zero(off, n int) error
 	// Close is refused with ErrBusy while it is registered.
 	Close() error
@@ -106,7 +107,8 @@ type MR interface {
 	Close() error
 }
 
-// RemoteMR is a region of the peer that is mapped here. The peer changes it at any time: whoever reads it reads once and checks.
+// RemoteMR is a region of the peer that is mapped here. The peer changes it at any time: whoever reads it reads once
+// and checks.
 type RemoteMR interface {
 	Bytes() []byte
 	RKey() roce.RKey
@@ -136,14 +138,16 @@ type QP interface {
 	QPN() roce.QPN
 	State() QPState
 
-	// Init, ReadyToReceive and ReadyToSend go one state further; psn is the first number sent. ErrState if it is not the turn.
+	// Init, ReadyToReceive and ReadyToSend go one state further; psn is the first number sent. ErrState if it is not
+	// the turn.
 	Init() error
 	ReadyToReceive(p Peer) error
 	ReadyToSend(psn roce.PSN) error
 	// Fail moves to ERR; whatever was posted completes with StatusFlushed.
 	Fail()
 
-	// PostRecv gives a buffer for one SEND of the peer, from INIT on. The buffer belongs to the queue pair until its completion.
+	// PostRecv gives a buffer for one SEND of the peer, from INIT on. The buffer belongs to the queue pair until its
+	// completion.
 	PostRecv(id WRID, buf []byte) error
 	// PostSend and PostWrite copy what they are given before they return (inline), in state RTS. A completion follows.
 	PostSend(id WRID, msg []byte) error
@@ -151,8 +155,9 @@ type QP interface {
 
 	// Export hands a region of the same PD to the peer, with CapMapped, from RTR on. What is sent later arrives later.
 	Export(m MR) error
-	// MapRemote returns the region of the peer that has this RKey and contains addr; ErrUnmapped while it has not arrived. Its arrival is a
-	// completion with OpExported. Mapping again what is mapped returns the same region; it is closed as often as it was returned.
+	// MapRemote returns the region of the peer that has this RKey and contains addr; ErrUnmapped while it has not
+	// arrived. Its arrival is a completion with OpExported. Mapping again what is mapped returns the same region; it
+	// is closed as often as it was returned.
 	MapRemote(key roce.RKey, addr roce.VAddr) (RemoteMR, error)
 
 	Close() error

@@ -12,8 +12,8 @@ package fsm
 //
 //	 any state: AppAbort ─► PeerAbortWait ─ PeerConnAbort ─► Closed;  PeerConnAbort ─► ProcessAbort ─ AbortSent ─► Closed
 //
-// Whether the program has closed for both directions, and whether the peer has, are fields beside the state. Where the RFC says "if the application
-// has already closed" (3C, 4C), the event that happened earlier is raised again.
+// Whether the program has closed for both directions, and whether the peer has, are fields beside the state. Where
+// the RFC says "if the application has already closed" (3C, 4C), the event that happened earlier is raised again.
 
 // Conn is the state of an established connection. In Closed the RMBE can be used again.
 type Conn uint8

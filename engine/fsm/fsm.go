@@ -1,5 +1,6 @@
-// Package fsm holds the state machines of RFC 7609 as total tables: for each state and each event either the next state, or stay
-// (legal, nothing changes), or nothing, which is a protocol error. No time, no I/O, no effects: those are the engine's.
+// Package fsm holds the state machines of RFC 7609 as total tables: for each state and each event either the next
+// state, or stay (legal, nothing changes), or nothing, which is a protocol error. No time, no I/O, no effects: those
+// are the engine's.
 package fsm
 
 import (

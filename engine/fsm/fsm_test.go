@@ -96,7 +96,8 @@ func TestDeclineRules(t *testing.T) {
 	}
 }
 
-// While a first contact goes on over the link, a failure makes one side decline, never both: what the other one could be in then waits.
+// While a first contact goes on over the link, a failure makes one side decline, never both: what the other one could
+// be in then waits.
 func TestDeclinesDoNotCross(t *testing.T) {
 	together := map[Handshake][]Handshake{ // client, and where the server can be meanwhile
 		AwaitConfirmLink: {AwaitFirstConfirm, AwaitPeerRMB, RequestPosted, AwaitReply},

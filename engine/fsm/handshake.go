@@ -1,7 +1,7 @@
 package fsm
 
-// Before editing read RFC 7609 §3.5.1 (first contact, Figure 8), §3.5.2 (subsequent contact), §3.5.5.2.1 (a new RMB), and §C.1 to §C.7.1
-// (who may send Decline until when, and what each timeout means).
+// Before editing read RFC 7609 §3.5.1 (first contact, Figure 8), §3.5.2 (subsequent contact), §3.5.5.2.1 (a new RMB),
+// and §C.1 to §C.7.1 (who may send Decline until when, and what each timeout means).
 //
 //	client                                   server
 //	AwaitAccept                              AwaitProposal
@@ -19,11 +19,12 @@ package fsm
 //	Declining ─► Fallback (TCP)              Established ◄───────┘
 //	Broken (the TCP connection ends)
 //
-// Two Declines that cross would end up in the data of both programs. During CLC the rule is in §C.1: a Decline takes the place of the expected message
-// and never chases one. For the time after Confirm, §C.2 lets both sides decline until their own CONFIRM LINK was sent; we go by turns there as well: the
-// server may until its request was sent, the client from then on until its response was sent. So where it is the peer's turn Failed and LinkLost are stay, and the
-// engine raises Failed again when it is ours. A client whom the server leaves waiting breaks the connection, as §C.7 says. After Accept or Confirm of a
-// subsequent contact there is no way back.
+// Two Declines that cross would end up in the data of both programs. During CLC the rule is in §C.1: a Decline takes
+// the place of the expected message and never chases one. For the time after Confirm, §C.2 lets both sides decline
+// until their own CONFIRM LINK was sent; we go by turns there as well: the server may until its request was sent, the
+// client from then on until its response was sent. So where it is the peer's turn Failed and LinkLost are stay, and
+// the engine raises Failed again when it is ours. A client whom the server leaves waiting breaks the connection, as
+// §C.7 says. After Accept or Confirm of a subsequent contact there is no way back.
 
 // Handshake is the state of the negotiation for one TCP connection.
 type Handshake uint8
@@ -56,8 +57,9 @@ const (
 )
 
 var handshakeNames = []string{
-	Idle: "Idle", AwaitAccept: "AwaitAccept", Joining: "Joining", AwaitConfirmLink: "AwaitConfirmLink", LinkReceived: "LinkReceived", ReplyPosted: "ReplyPosted",
-	AwaitClientRMB: "AwaitClientRMB", AwaitProposal: "AwaitProposal", Choosing: "Choosing", Queued: "Queued",
+	Idle: "Idle", AwaitAccept: "AwaitAccept", Joining: "Joining", AwaitConfirmLink: "AwaitConfirmLink",
+	LinkReceived: "LinkReceived", ReplyPosted: "ReplyPosted", AwaitClientRMB: "AwaitClientRMB",
+	AwaitProposal: "AwaitProposal", Choosing: "Choosing", Queued: "Queued",
 	AwaitServerRMB: "AwaitServerRMB", AwaitFirstConfirm: "AwaitFirstConfirm", AwaitConfirm: "AwaitConfirm",
 	AwaitPeerRMB: "AwaitPeerRMB", RequestPosted: "RequestPosted", AwaitReply: "AwaitReply", Declining: "Declining",
 	Established: "Established", Fallback: "Fallback", Broken: "Broken",
@@ -99,8 +101,8 @@ const (
 )
 
 var handshakeEventNames = []string{
-	Connect: "Connect", Listen: "Listen", RecvProposal: "RecvProposal", RecvFirstAccept: "RecvFirstAccept", RecvAccept: "RecvAccept",
-	RecvConfirm: "RecvConfirm", RecvDecline: "RecvDecline", RecvGarbage: "RecvGarbage", RecvEOF: "RecvEOF",
+	Connect: "Connect", Listen: "Listen", RecvProposal: "RecvProposal", RecvFirstAccept: "RecvFirstAccept",
+	RecvAccept: "RecvAccept", RecvConfirm: "RecvConfirm", RecvDecline: "RecvDecline", RecvGarbage: "RecvGarbage", RecvEOF: "RecvEOF",
 	FirstContact: "FirstContact", FirstPending: "FirstPending", Subsequent: "Subsequent", ConfirmSent: "ConfirmSent",
 	RMBReady: "RMBReady", PeerRMBReady: "PeerRMBReady", RecvLink: "RecvLink", RecvLinkReply: "RecvLinkReply", LinkSent: "LinkSent",
 	LinkLost: "LinkLost", Failed: "Failed", Timeout: "Timeout", DeclineSent: "DeclineSent", SendFailed: "SendFailed",
@@ -117,7 +119,8 @@ var handshakeTable = [handshakes][handshakeEvents]Handshake{
 		RecvGarbage: Broken, RecvEOF: Broken, Timeout: Broken, SendFailed: Broken, Failed: stay,
 	},
 	Joining: {
-		ConfirmSent: AwaitConfirmLink, Failed: Declining, LinkLost: Declining, RecvGarbage: Broken, RecvEOF: Broken, SendFailed: Broken,
+		ConfirmSent: AwaitConfirmLink, Failed: Declining, LinkLost: Declining,
+		RecvGarbage: Broken, RecvEOF: Broken, SendFailed: Broken,
 	},
 	AwaitConfirmLink: {
 		RecvLink: LinkReceived, RecvDecline: Fallback, Failed: stay, LinkLost: stay, Timeout: Broken,
@@ -167,7 +170,8 @@ var handshakeTable = [handshakes][handshakeEvents]Handshake{
 		LinkSent: AwaitReply, RecvLinkReply: Established, RecvDecline: Fallback, Failed: Declining, LinkLost: Declining,
 		Timeout: Declining, RecvGarbage: Broken, RecvEOF: Broken,
 	},
-	// §C.7.1, first row. If the response got lost the client believes that the link is confirmed, and falling back would mix up two streams.
+	// §C.7.1, first row. If the response got lost the client believes that the link is confirmed, and falling back
+	// would mix up two streams.
 	AwaitReply: {
 		RecvLinkReply: Established, RecvDecline: Fallback, Failed: stay, LinkLost: stay, Timeout: Broken,
 		RecvGarbage: Broken, RecvEOF: Broken,

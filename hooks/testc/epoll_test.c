@@ -425,7 +425,9 @@ static void *sleeper(void *p)
 	struct nap_in *z = p;
 	struct pollfd f = {z->ep, POLLIN, 0};
 
+	pthread_cleanup_push(left_by_cancel, 0);
 	z->n = z->polls ? h_poll(&f, 1, z->ms) : h_epoll_wait(z->ep, z->ev, 8, z->ms);
+	pthread_cleanup_pop(0);
 	z->done = 1;
 	return 0;
 }

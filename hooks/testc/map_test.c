@@ -293,7 +293,7 @@ static void duplicates(void)
 	s = ours(&fd, &p, S_ACTIVE);
 	atomic_store(&S->fd_kind[server_fd], FD_PLAIN);
 	int d = h_dup(server_fd);
-	CHECK(kind_of(d) == FD_PLAIN && h_dup2(fd, d) == d && kind_of(d) == FD_SOCK && s->fds == 2);
+	CHECK(kind_of(d) == FD_UNKNOWN && h_dup2(fd, d) == d && kind_of(d) == FD_SOCK && s->fds == 2);
 	atomic_store(&S->fd_kind[server_fd], FD_UNKNOWN);
 	sock_get(d, 0);
 	sock_plain(s);

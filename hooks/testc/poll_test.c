@@ -407,7 +407,9 @@ static void *poller(void *p)
 
 	for (int i = 0; i < 100; i++)
 		v[i] = (struct pollfd){fd[0], POLLIN, 0};
+	pthread_cleanup_push(left_by_cancel, 0);
 	h_poll(v, 100, -1);
+	pthread_cleanup_pop(0);
 	return 0;
 }
 

@@ -118,7 +118,7 @@ static int count_files(char first)
 {
 	char cmd[128];
 	int n = -1;
-	snprintf(cmd, sizeof cmd, "ls '%s' | grep -c '^%c'", run, first);
+	snprintf(cmd, sizeof cmd, "ls '%s' 2>/dev/null | grep -c '^%c'", run, first);
 	FILE *f = popen(cmd, "r");
 	CHECK(f && fscanf(f, "%d", &n) == 1);
 	pclose(f);
@@ -265,7 +265,6 @@ static void directories(void)
 	char keep[64];
 	strcpy(keep, run);
 	use_dir(other);
-	CHECK(system("true") == 0);
 	reap(child(refused, want)); /* absent, and its parent too */
 	use_dir("/proc/self/task"); /* cannot be written, and is everybody's */
 	reap(child(refused, want));
@@ -510,19 +509,17 @@ static void offers_test(void)
 	}
 	CHECK(reg_find(0) == -1 && taken() == 0);
 	/* Full: an error, and room again afterwards. */
-	int slot[PLACES * 2], k = 0;
-	u64 cookies[PLACES * 2];
+	int slot;
 	u32 b = bucket_of(c) & ~(u32)(2 * BUCKET - 1);
 	for (u32 i = b; i < b + PLACES; i++)
 		tab()->own[i] = own_of(S->reg);
 	CHECK(reg_offer(fd, &c) == -R_REGISTRY);
 	for (u32 i = b; i < b + PLACES; i++)
 		tab()->own[i] = (u64)S->reg->pidns << 32 | 0x3fffffff; /* of somebody who never lived */
-	CHECK((slot[0] = reg_offer(fd, &cookies[0])) >= 0);
-	reg_done(slot[0], cookies[0]);
+	CHECK((slot = reg_offer(fd, &c)) >= 0);
+	reg_done(slot, c);
 	for (u32 i = b; i < b + PLACES; i++)
 		tab()->own[i] = 0;
-	(void)k;
 	CHECK(taken() == 0);
 	close(fd), close(fd2);
 }
@@ -667,14 +664,13 @@ static void crashes(void)
 		tab()->own[7] = (u64)S->reg->pidns << 32 | (u32)p[0];
 		tab()->l[7].own = (u64)S->reg->pidns << 32 | (u32)p[0];
 		tab()->l[7].start = 0;
-		sys(SYS_close, 0);
 		fresh_shim();
 		CHECK(reg_ready() == 0);
 		CHECK(taken() == 0, "%d", taken());
 		CHECK(count_files('p') == 1 && count_files('t') == 0);
 	}
 	/* Not yet waited for, and a number that was used again. */
-	pid_t z = child(starter, go + 64);
+	pid_t z = child(starter, go + 64); /* `go` is set */
 	siginfo_t si;
 	CHECK(waitid(P_PID, (id_t)z, &si, WEXITED | WNOWAIT) == 0 && count_files('p') == 2);
 	char path[96];

@@ -70,13 +70,18 @@ func treat(lib, mapFile string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	mark := bytes.Index(image, []byte(magic))
+	if mark < 0 || bytes.Count(image, []byte(magic)) != 1 {
+		return 0, errors.New("the library has no place to say where the deferred relocations are")
+	}
+	place := image[mark+len(magic):]
+	if n := binary.LittleEndian.Uint64(place[8:]); n != 0 {
+		return int(n), nil // go build found its output up to date
+	}
 	spans := goData(string(linkMap))
 	rela, dyn := f.Section(".rela.dyn"), f.Section(".dynamic")
 	if len(spans) == 0 || rela == nil || dyn == nil {
 		return 0, errors.New("no Go object in the map, or no table of relocations")
-	}
-	if bytes.Count(image, []byte(magic)) != 1 {
-		return 0, errors.New("the library has no place to say where the deferred relocations are")
 	}
 
 	// The table keeps its order: relative ones first (DT_RELACOUNT), then the others; the deferred ones go behind both.
@@ -95,7 +100,7 @@ func treat(lib, mapFile string) (int, error) {
 		}
 	}
 	if len(deferred) == 0 {
-		return 0, errors.New("nothing to defer: treated already?")
+		return 0, errors.New("nothing to defer")
 	}
 	kept := len(relative) + len(other)
 	copy(table, append(append(relative, other...), deferred...))
@@ -116,7 +121,6 @@ func treat(lib, mapFile string) (int, error) {
 			binary.LittleEndian.PutUint64(val, uint64(len(relative)/relaSize))
 		}
 	}
-	place := image[bytes.Index(image, []byte(magic))+len(magic):]
 	binary.LittleEndian.PutUint64(place, rela.Addr+uint64(kept))
 	binary.LittleEndian.PutUint64(place[8:], uint64(len(deferred)/relaSize))
 

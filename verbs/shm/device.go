@@ -241,7 +241,8 @@ func (d *Device) Close() error {
 		return verbs.ErrClosed
 	}
 	if o := d.open; len(d.qps)+o.memories+o.pds+o.cqs+o.maps > 0 {
-		return fmt.Errorf("%w: %d QPs, %d memories, %d PDs, %d CQs, %d mappings", verbs.ErrBusy, len(d.qps), o.memories, o.pds, o.cqs, o.maps)
+		return fmt.Errorf("%w: %d QPs, %d memories, %d PDs, %d CQs, %d mappings",
+			verbs.ErrBusy, len(d.qps), o.memories, o.pds, o.cqs, o.maps)
 	}
 	d.flushGone()
 	d.closed = true

@@ -1,6 +1,7 @@
-// Package shm is the verbs provider for two processes on one host. A device is an AF_UNIX datagram socket bound to an abstract
-// name of 16 random bytes, which is its GID. SENDs are datagrams. Memory is a sealed memfd; registering it gives it an RKey and an address
-// nobody can guess, exporting it sends the descriptor to the peer's socket, and the peer maps it: then a store is the RDMA write.
+// Package shm is the verbs provider for two processes on one host. A device is an AF_UNIX datagram socket bound to an
+// abstract name of 16 random bytes, which is its GID. SENDs are datagrams. Memory is a sealed memfd; registering it
+// gives it an RKey and an address nobody can guess, exporting it sends the descriptor to the peer's socket, and the
+// peer maps it: then a store is the RDMA write.
 //
 // # Datagrams
 //
@@ -14,7 +15,8 @@
 // # What is believed
 //
 // Anybody on the host can send to the socket. The kernel vouches for the sender's name; a datagram counts only if
-// that name and both QPNs are those of a connected queue pair (an EXPORT may come a little before the CLC message that connects it, and is
-// kept until then). An exported descriptor is mapped only when the owner of the queue pair asks for its RKey and address, which the
-// CLC exchange told over TCP; and only if it is a sealed memfd of the announced size, so that nobody can cut it short under the mapping.
+// that name and both QPNs are those of a connected queue pair (an EXPORT may come a little before the CLC message
+// that connects it, and is kept until then). An exported descriptor is mapped only when the owner of the queue pair
+// asks for its RKey and address, which the CLC exchange told over TCP; and only if it is a sealed memfd of the
+// announced size, so that nobody can cut it short under the mapping.
 package shm

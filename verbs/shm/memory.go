@@ -3,7 +3,6 @@ package shm
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -13,8 +12,8 @@ import (
 
 const (
 	pageSize = 4096
-	// A file that cannot shrink cannot raise SIGBUS under a mapping, one that cannot grow is all there is, and the third seal
-	// makes the other two final.
+	// A file that cannot shrink cannot raise SIGBUS under a mapping, one that cannot grow is all there is, and the
+	// third seal makes the other two final.
 	seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 )
 
@@ -62,13 +61,21 @@ func (d *Device) AllocMemory(size int) (verbs.Memory, error) {
 
 func sealAndMap(fd, size int) ([]byte, error) {
 	if err := unix.Ftruncate(fd, int64(size)); err != nil {
-		return nil, os.NewSyscallError("ftruncate", err)
+		return nil, failed("ftruncate", err)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
-		return nil, os.NewSyscallError("F_ADD_SEALS", err)
+		return nil, failed("F_ADD_SEALS", err)
 	}
 	b, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	return b, os.NewSyscallError("mmap", err)
+	return b, failed("mmap", err)
+}
+
+// failed names the call that went wrong; nil stays nil.
+func failed(call string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", call, err)
 }
 
 func (m *memory) Bytes() []byte { return m.b }

@@ -10,8 +10,8 @@ const (
 	maxInbox   = 64 // SENDs that found no receive posted: more are a broken peer
 )
 
-// qp is a reliably connected queue pair. AF_UNIX datagrams neither get lost nor overtake each other, so there is nothing to acknowledge: a
-// SEND completes when the kernel has queued it at the peer.
+// qp is a reliably connected queue pair. AF_UNIX datagrams neither get lost nor overtake each other, so there is
+// nothing to acknowledge: a SEND completes when the kernel has queued it at the peer.
 type qp struct {
 	d      *Device
 	pd     *pd

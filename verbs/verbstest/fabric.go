@@ -1,5 +1,6 @@
-// Package verbstest checks providers against what verbs promises, and has a provider of its own that lives in memory, so that what is built
-// on verbs can be tested without a kernel: nothing is delivered before Poll, and every datagram can be watched, dropped or failed.
+// Package verbstest checks providers against what verbs promises, and has a provider of its own that lives in memory,
+// so that what is built on verbs can be tested without a kernel: nothing is delivered before Poll, and every datagram
+// can be watched, dropped or failed.
 package verbstest
 
 import (

@@ -27,7 +27,7 @@
 #define SLICE_NS 20000000ll
 #define MAX_EVENTS (INT_MAX / (int)sizeof(struct epoll_event))
 #define TURN_CALLS 64	   /* the kernel's fds get their turn at least every so many rounds, */
-#define TURN_CYCLES 100000 /* or when about so much time passed, or every other round while they have news */
+#define TURN_CYCLES 100000 /* or when about so much time passed, or in every round while they have news */
 #define HOT 16		   /* waits that spin after an event of ours was reported */
 
 #define PRIVATE (EPOLLWAKEUP | EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE)
@@ -727,8 +727,8 @@ static int wait_ours(const struct wait *w, int got)
 		}
 		int nested = lk_lock(&st->lk);
 		n = sift(st, w->ev, got, nested);
-		if (n)
-			atomic_store_explicit(&st->turn, TURN_CALLS - 1, memory_order_relaxed);
+		if (n) /* who filled all the room goes last next time */
+			atomic_store_explicit(&st->turn, TURN_CALLS - (n == w->max), memory_order_relaxed);
 		int only_bell = got > 0 && !n;
 		got = 0;
 		if (likely(!nested)) {

@@ -81,7 +81,9 @@ func world(t *testing.T, mode harness.Mode, s scenario) (string, harness.Counts)
 	})
 	defer w.Destroy()
 	said := s(w)
-	w.End()
+	if err := w.End(); err != nil {
+		t.Errorf("%s: %v", mode, err)
+	}
 	return said, w.Totals()
 }
 

@@ -83,7 +83,9 @@ func (r row) once(mode harness.Mode) (figure float64, counts harness.Counts, err
 	w := harness.New(mode, func(format string, args ...any) { panic(failure(fmt.Sprintf(format, args...))) })
 	defer w.Destroy()
 	figure = r.measure(w)
-	w.End()
+	if err := w.End(); err != nil {
+		return 0, counts, err
+	}
 	return figure, w.Totals(), nil
 }
 

@@ -3,6 +3,7 @@
 #include <spawn.h>
 
 static char buf[1 << 16];
+static int gate[2]; /* lets a child go on */
 
 static int reap(pid_t child)
 {
@@ -22,6 +23,8 @@ static void echo(int fd)
 
 static void server(int fd)
 {
+	must(pipe2(gate, O_CLOEXEC));
+
 	/* The child takes over an established connection; the parent closes its copy. */
 	pid_t child = must(fork());
 	if (!child) {
@@ -52,14 +55,15 @@ static void server(int fd)
 	child = must(fork());
 	if (!child) {
 		send_all(fd, "child ", 6);
-		check(read(turn[SERVER][0], buf, 1) == 1);
+		check(read(gate[0], buf, 1) == 1);
 		send_all(fd, "child again ", 12);
 		_exit(0);
 	}
 	await();
 	send_all(fd, "parent ", 7);
 	close(fd);
-	pass();
+	await();
+	must(write(gate[1], "", 1));
 	say("shared: %d", reap(child));
 
 	/* The child reads what the parent left, and dies by a signal: the parent goes on. */
@@ -111,15 +115,14 @@ static void server(int fd)
 	if (!child) {
 		pid_t grandchild = must(fork());
 		if (!grandchild) {
-			check(read(turn[SERVER][0], buf, 1) == 1);
+			check(read(gate[0], buf, 1) == 1);
 			send_all(fd, "grandchild", 10);
 		}
 		_exit(0);
 	}
 	say("child: %d", reap(child));
 	close(fd);
-	pass(); /* the grandchild reads our side's pipe: hand the turn to ourselves */
-	must(write(turn[SERVER][1], "", 1));
+	must(write(gate[1], "", 1));
 }
 
 static void ask(int fd, const char *what)
@@ -156,7 +159,6 @@ static void client(int fd)
 	pass();
 	check(receive_all(fd, buf, 7) == 7);
 	say("%.7s", buf);
-	await();
 	pass();
 	size_t n = receive_all(fd, buf, sizeof buf);
 	say("%.*s, then the end", (int)n, buf);
@@ -166,7 +168,6 @@ static void client(int fd)
 	send_all(fd, "onetwothree", 11);
 	check(receive_all(fd, buf, 13) == 13);
 	say("%.13s", buf);
-	await();
 	n = receive_all(fd, buf, sizeof buf);
 	say("%.*s, then the end", (int)n, buf);
 	close(fd);

@@ -37,6 +37,7 @@ static int start_peer(void (*run)(int))
 
 static void pour(int fd)
 {
+	meet(fd);
 	for (uint64_t seed = 5;;) {
 		fill(&seed, data, sizeof data);
 		send_all(fd, data, sizeof data);
@@ -45,6 +46,7 @@ static void pour(int fd)
 
 static void drink(int fd)
 {
+	meet(fd);
 	while (receive_all(fd, data, sizeof data))
 		;
 }
@@ -52,17 +54,19 @@ static void drink(int fd)
 static void linger(int fd)
 {
 	meet(fd);
+	send_all(fd, "r", 1); /* what came is read */
 	pause();
 }
 
 static const char *read_to_the_end(int fd)
 {
 	uint64_t seed = 5;
-	for (long at = 0;; ) {
+	meet(fd);
+	for (long at = 0;;) {
 		ssize_t n = recv(fd, data, sizeof data, 0);
 		if (n <= 0)
 			return n == 0 || errno == ECONNRESET ? "prefix, then the end" : got(n);
-		for (ssize_t done = 0; done < n; ) { /* compare with the same stream, made again */
+		for (ssize_t done = 0; done < n;) { /* compare with the same stream, made again */
 			long in = at % (long)sizeof expected;
 			if (in == 0)
 				fill(&seed, expected, sizeof expected);
@@ -77,6 +81,7 @@ static const char *read_to_the_end(int fd)
 
 static const char *write_to_the_end(int fd)
 {
+	meet(fd);
 	for (;;) {
 		ssize_t n = send(fd, data, sizeof data, MSG_NOSIGNAL);
 		if (n < 0)
@@ -85,12 +90,19 @@ static const char *write_to_the_end(int fd)
 	}
 }
 
+static void meet_to_the_last(int fd)
+{
+	char c;
+	meet(fd);
+	check(receive_all(fd, &c, 1) == 1);
+}
+
 static const char *sleep_to_the_end(int fd)
 {
 	struct epoll_event e = { .events = EPOLLIN | EPOLLRDHUP };
 	int set = must(epoll_create1(EPOLL_CLOEXEC));
 	must(epoll_ctl(set, EPOLL_CTL_ADD, fd, &e));
-	meet(fd);
+	meet_to_the_last(fd);
 	moved = 1;
 	if (sleep_in == 1)
 		check(poll_for(fd, POLLIN, 10000) & POLLIN);
@@ -102,7 +114,7 @@ static const char *sleep_to_the_end(int fd)
 
 static const char *unread(int fd)
 {
-	meet(fd);
+	meet_to_the_last(fd);
 	send_all(fd, "never read", 10);
 	moved = 1;
 	check(poll_for(fd, POLLIN, 10000) & POLLIN);

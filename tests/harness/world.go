@@ -36,7 +36,6 @@ type World struct {
 	Fail func(format string, args ...any)
 
 	started []*Process
-	closed  bool
 }
 
 // New makes a world. fail must not return.
@@ -82,24 +81,24 @@ func (w *World) must(err error) {
 	}
 }
 
-// End ends the programs, first by SIGTERM, and keeps the reports. It fails if one of them leaves a process behind
-// after it was asked to end.
-func (w *World) End() {
-	if w.closed {
-		return
-	}
-	w.closed = true
+// End asks the programs to end, by SIGTERM, and says what did not go as it should: who did not obey, who was left behind.
+func (w *World) End() error {
 	for _, p := range slices.Backward(w.started) {
 		if p.Running() {
 			p.Signal(syscall.SIGTERM)
 			if !p.ended(10 * time.Second) {
-				w.Fail("%s did not end by SIGTERM\n%s", p, w.threads())
+				return fmt.Errorf("%s did not end by SIGTERM\n%s", p, w.threads())
 			}
 		}
 	}
 	if !until(5*time.Second, func() bool { return len(w.processes()) == 0 }) {
-		w.Fail("left behind:\n%s", w.threads())
+		var said strings.Builder
+		for _, p := range w.started {
+			said.WriteString(p.Wait().String())
+		}
+		return fmt.Errorf("left behind:\n%s%s", w.threads(), said.String())
 	}
+	return nil
 }
 
 // Destroy kills whatever is left and removes the scratch files.
@@ -140,18 +139,17 @@ func (w *World) processes() []int {
 	return pids
 }
 
-// threads tells where every thread of the world's processes is.
+// threads tells in which system call every thread of the world's processes is.
 func (w *World) threads() string {
 	var b strings.Builder
 	for _, pid := range w.processes() {
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 		for _, task := range tasks {
-			b.WriteString(strings.TrimPrefix(task, "/proc/"))
-			for _, file := range []string{"comm", "wchan", "syscall"} {
-				data, _ := os.ReadFile(filepath.Join(task, file))
-				b.WriteString(" " + strings.TrimSpace(string(data)))
+			comm, _ := os.ReadFile(filepath.Join(task, "comm"))
+			call, _ := os.ReadFile(filepath.Join(task, "syscall"))
+			if string(comm) != "smcr\n" {
+				fmt.Fprintf(&b, "%s %s %s\n", strings.TrimPrefix(task, "/proc/"), bytes.TrimSpace(comm), bytes.TrimSpace(call))
 			}
-			b.WriteByte('\n')
 		}
 	}
 	return b.String()

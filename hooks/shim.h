@@ -339,8 +339,9 @@ struct shim {
 	_Atomic u32 engine; /* enum engine_state */
 	_Atomic u32 engine_reason;
 	u32 salt;	   /* 10 bits, of bell ids */
-	char **envp, **argv;
-	int argc;
+	char **envp;	   /* our own copy of the SMCR_ variables: programs overwrite their environment (setproctitle) */
+	u64 boot[192];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
+	char boot_text[8192]; /* the strings in it */
 	int wakefd;	   /* eventfd the engine sleeps on, among others */
 	int epfd;	   /* the engine's epoll */
 	int dgram;	   /* the engine's datagram socket, bound to gid */

@@ -86,6 +86,43 @@ void life_init(void)
 	__atomic_store_n(&S->real, &smcr_real, __ATOMIC_RELEASE); /* last: life_early looks at it */
 }
 
+/*
+ * What a runtime of ours is started with: the program's name, the SMCR_ variables and the auxiliary vector, in our own
+ * memory. The program may have overwritten its environment by then, and its GOMAXPROCS or GODEBUG are not meant for us.
+ */
+static void keep_boot(char **argv, char **envp)
+{
+	const u32 words = sizeof S->boot / sizeof *S->boot;
+	u64 at = 0, *w = S->boot;
+	u32 n = 0;
+
+	for (char **e = argv && *argv ? argv : envp; e && *e && n < words / 2; e++) {
+		u64 len = strlen(*e) + 1;
+		if ((n == 0 || !strncmp(*e, "SMCR_", 5)) && at + len <= sizeof S->boot_text) {
+			w[n++] = (u64)memcpy(S->boot_text + at, *e, len);
+			at += len;
+		}
+		if (n == 1) {
+			w[n++] = 0;
+			S->envp = (char **)(w + n);
+			e = envp ? envp - 1 : 0;
+			if (!e)
+				break;
+		}
+	}
+	w[n++] = 0;
+	if (envp) {
+		while (*envp)
+			envp++;
+		for (u64 *aux = (u64 *)(envp + 1); *aux && n + 4 <= words; aux += 2) {
+			w[n++] = aux[0];
+			w[n++] = aux[1];
+		}
+	}
+	w[n++] = 0; /* AT_NULL */
+	w[n] = 0;
+}
+
 /* From boot/boot_amd64.s, in .init_array: the only thing of ours that runs when a program is loaded. */
 void smcr_boot(int argc, char **argv, char **envp, const struct runtime *rt)
 {
@@ -94,8 +131,9 @@ void smcr_boot(int argc, char **argv, char **envp, const struct runtime *rt)
 		return; /* a copy works on the first one's state: spare.run tells it where that is */
 	life_early();
 	real_find();
-	S->argc = argc, S->argv = argv, S->envp = envp;
-	read_environment(envp);
+	(void)argc;
+	keep_boot(argv, envp);
+	read_environment(S->envp);
 	if (S->life->report && S->mode != MODE_OFF)
 		reg_ready(); /* without a run directory there is no report; nothing else depends on it here */
 }
@@ -153,7 +191,6 @@ static void become_child(void)
 {
 	struct life *l = S->life;
 	u32 *w = atomic_load(&l->wipe);
-	u64 r = 0;
 
 	S->pid = (u32)sys(SYS_getpid);
 	if (w)
@@ -180,16 +217,16 @@ static void become_child(void)
 		atomic_store(&S->qhead, 0);
 		atomic_store(&S->qtail, 0);
 	}
-	if (sys(SYS_getrandom, &r, sizeof r, GRND_NONBLOCK) < 0)
-		r = S->pid ^ (u64)now_ns();
-	S->salt = r & 1023;
 	/* What stood in the way of the parent's start may not stand in the child's: it is asked again when it matters. */
 	atomic_store(&S->engine_reason, R_NONE);
 	atomic_store(&S->engine, ENG_COLD);
+	lane_forked();
 	if (S->proc || S->reg) {
+		map_forked();
 		reg_forked();
 		epoll_forked();
 	}
+	bell_forked();
 	if (l->report && S->mode != MODE_OFF)
 		reg_ready();
 }
@@ -215,6 +252,23 @@ static void settle(void)
 		settle_all();
 }
 
+/* Before a fork: nothing half-negotiated goes over, and the child's holds are counted before it exists. */
+static int fork_begin(void)
+{
+	settle();
+	if (!S->proc || (S->forking && (atomic_load(&S->map_lk.w) & 0x7fffffff) == my_tid()))
+		return 0; /* the handlers and h_fork both come here */
+	map_prefork();
+	return 1;
+}
+
+static void fork_end(int began, int failed)
+{
+	S->forked = 1;
+	if (began)
+		map_postfork(failed);
+}
+
 /* ---- fork ------------------------------------------------------------------------------------------------ */
 
 /*
@@ -223,7 +277,7 @@ static void settle(void)
  */
 static void prepare(void)
 {
-	settle();
+	S->life->counted = fork_begin() ? my_tid() : 0;
 	atomic_fetch_add(&S->life->forks, 1);
 	for (int i = 0; i < FORK_PATIENCE_MS; i++) {
 		if (atomic_load(&S->engine) == ENG_STARTING)
@@ -237,6 +291,10 @@ static void prepare(void)
 
 static void parent(void)
 {
+	if (S->life->counted == my_tid()) {
+		S->life->counted = 0;
+		fork_end(1, 0);
+	}
 	atomic_fetch_sub(&S->life->forks, 1);
 	life_wake(&S->life->forks);
 }
@@ -254,19 +312,23 @@ int life_handlers(void)
 
 pid_t h_fork(void)
 {
-	settle();
+	int began = fork_begin();
 	pid_t p = smcr_real.fork();
 	if (p == 0)
 		child();
+	else
+		fork_end(began, p < 0);
 	return p;
 }
 
 pid_t h__Fork(void)
 {
-	settle();
+	int began = fork_begin();
 	pid_t p = smcr_real._Fork();
 	if (p == 0)
 		child();
+	else
+		fork_end(began, p < 0);
 	return p;
 }
 
@@ -280,10 +342,12 @@ int h_daemon(int nochdir, int noclose)
 
 int h_forkpty(int *fd, char *name, const struct termios *t, const struct winsize *w)
 {
-	settle();
+	int began = fork_begin();
 	int p = smcr_real.forkpty(fd, name, t, w);
 	if (p == 0)
 		child();
+	else
+		fork_end(began, p < 0);
 	return p;
 }
 
@@ -332,51 +396,66 @@ FILE *h_popen(const char *cmd, const char *mode)
 
 /* ---- exec and exit ------------------------------------------------------------------------------------------- */
 
-int h_execve(const char *path, char *const argv[], char *const envp[])
+/* The next image may be a plain program: it must not be taken for one of ours. */
+static void leave_image(void)
 {
 	settle();
+	if (S->proc && life_mine())
+		reg_exec();
+}
+
+int h_execve(const char *path, char *const argv[], char *const envp[])
+{
+	leave_image();
 	return smcr_real.execve(path, argv, envp);
 }
 
 int h_execv(const char *path, char *const argv[])
 {
-	settle();
+	leave_image();
 	return smcr_real.execv(path, argv);
 }
 
 int h_execvp(const char *file, char *const argv[])
 {
-	settle();
+	leave_image();
 	return smcr_real.execvp(file, argv);
 }
 
 int h_execvpe(const char *file, char *const argv[], char *const envp[])
 {
-	settle();
+	leave_image();
 	return smcr_real.execvpe(file, argv, envp);
 }
 
 int h_fexecve(int fd, char *const argv[], char *const envp[])
 {
-	settle();
+	leave_image();
 	return smcr_real.fexecve(fd, argv, envp);
 }
 
 int h_execveat(int fd, const char *path, char *const argv[], char *const envp[], int flags)
 {
-	settle();
+	leave_image();
 	return smcr_real.execveat(fd, path, argv, envp, flags);
+}
+
+static void gone(void)
+{
+	settle();
+	if (S->proc && life_mine())
+		reg_exit();
 }
 
 void h__exit(int status)
 {
-	settle();
+	gone();
 	smcr_real._exit(status);
 }
 
 void h_quick_exit(int status)
 {
-	settle();
+	gone();
 	smcr_real.quick_exit(status);
 }
 
@@ -384,7 +463,7 @@ void h_quick_exit(int status)
 __attribute__((destructor)) static void leave(void)
 {
 	if (start_role == ROLE_FIRST && S->real)
-		settle();
+		gone();
 }
 
 /* ---- prctl and syscall(2) ------------------------------------------------------------------------------------- */
@@ -393,7 +472,7 @@ __attribute__((destructor)) static void leave(void)
 static void seal(int on)
 {
 	if (life_mine())
-		atomic_store(&S->life->sealed, (u32)on);
+		atomic_store(&S->life->sealed, (u32)on), atomic_store(&S->sealed, (u32)on);
 }
 
 int h_prctl(int op, long a, long b, long c, long d)

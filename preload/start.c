@@ -164,7 +164,7 @@ static int run(struct shim *s, int trial)
 	rt->godebug->len = sizeof GODEBUG - 1;
 	if ((r = tame_signals(rt->sigtable)) < 0 || (!trial && (r = give_poller(rt)) < 0))
 		return r;
-	rt->entry(s->argc, s->argv, s->envp);
+	rt->entry(1, (char **)s->boot, s->envp);
 	r = trial ? smcr_go_probe() : smcr_go_main(s);
 	note_faults(rt->sigtable);
 	return r;

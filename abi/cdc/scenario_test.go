@@ -223,7 +223,7 @@ func TestScenario3(t *testing.T) {
 func TestScenario4(t *testing.T) {
 	const B = WriterBlocked
 	f := newFlow(t, at(1004, 1), at(1004, 1), 0)
-	todo := uint32(20000)
+	unsent := uint32(20000)
 	f.shows(0, at(1004, 1), at(1004, 1), 0)
 	f.window(9996)
 	f.writes(8996, [2]uint32{1004, 9999})
@@ -233,7 +233,7 @@ func TestScenario4(t *testing.T) {
 	f.cdcFromA(B)
 	f.shows(3, at(1004, 1), at(1004, 2), B)
 	f.window(0)
-	todo -= 9996
+	unsent -= 9996
 	f.consumes(9996) // first (1004-9999), then (4-1003)
 	if first, second := f.ring.Spans(at(1004, 1), 9996); first != (smc.Span{Off: 1004, Len: 8996}) || second != (smc.Span{Off: 4, Len: 1000}) {
 		t.Errorf("B reads %v %v", first, second)
@@ -247,9 +247,9 @@ func TestScenario4(t *testing.T) {
 	f.shows(5, at(1004, 2), at(1004, 2), B)
 	f.writes(1000, [2]uint32{4, 1003})
 	f.shows(6, at(1004, 2), at(1004, 2), B)
-	todo -= 9996
-	if todo != 8 {
-		t.Errorf("%d bytes left, the text says 8", todo)
+	unsent -= 9996
+	if unsent != 8 {
+		t.Errorf("%d bytes left, the text says 8", unsent)
 	}
 	f.cdcFromA(B)
 	f.shows(7, at(1004, 2), at(1004, 3), B)
@@ -257,7 +257,7 @@ func TestScenario4(t *testing.T) {
 	f.updateDue(true)
 	f.cdcFromB()
 	f.shows(8, at(1004, 3), at(1004, 3), B)
-	f.writes(todo, [2]uint32{1004, 1011})
+	f.writes(unsent, [2]uint32{1004, 1011})
 
 	// Both pieces in one call, as step 2 allows.
 	g := newFlow(t, at(1004, 1), at(1004, 1), 0)

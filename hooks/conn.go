@@ -23,7 +23,8 @@ const (
 	claimTimeout = engine.Instant(2 * time.Second)       // accepted, but not claimed
 	lookEvery    = engine.Instant(500 * time.Millisecond)
 	lookRarely   = engine.Instant(30 * time.Second)
-	stageTimeout = engine.Instant(20 * time.Millisecond) // a sender waits for room in staging
+	stageTimeout = engine.Instant(20 * time.Millisecond)  // a sender waits for room in staging, and nobody has accepted
+	stageAgain   = engine.Instant(200 * time.Millisecond) // the same, accepted: that process may have an engine to start
 	settleTime   = engine.Instant(100 * time.Millisecond)
 	halfEvery    = engine.Instant(50 * time.Millisecond)
 )
@@ -32,7 +33,7 @@ const (
 const (
 	watchCLC    = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET
 	watchFlush  = unix.EPOLLOUT
-	watchActive = unix.EPOLLRDHUP | unix.EPOLLET // ERR and HUP come unasked; stray bytes are seen by their FIN
+	watchActive = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET // the end; or bytes that should not be there: sock_tcp_event
 )
 
 // maxCLC is longer than any CLC message that RFC 7609 or SMC-R v2 knows.
@@ -63,6 +64,7 @@ type conn struct {
 	accepted engine.Instant // since when the peer's socket is known to be accepted
 	settling bool
 	looked   int
+	full     int  // a sender waits for room in staging: 1 for the first time, 2 longer
 	ended    bool // the TCP connection ended during the handshake
 }
 
@@ -182,10 +184,15 @@ func (c *conn) look() {
 }
 
 func (c *conn) stageFull() {
-	if c.phase == phaseOffered && (c.deadline == 0 || c.deadline > c.l.now+stageTimeout || c.accepted >= 0) {
-		c.accepted = -1
+	if c.phase == phaseOffered && c.full == 0 {
+		c.full = 1
 		c.setDeadline(c.l.now + stageTimeout)
 	}
+}
+
+func (c *conn) peerAccepted() bool {
+	var d C.struct_diag
+	return C.diag_mirror(c.s.fd, &d) == 0 && d.inode != 0
 }
 
 // ---- server: the claim ----
@@ -244,8 +251,12 @@ func (c *conn) readCLC() {
 			return
 		}
 		if err != nil || n == 0 {
-			c.ended = true
-			c.ec.EOF(c.l.now)
+			// What the peer sent over the link before it closed came first, and may be all that was still missing.
+			c.l.poll()
+			if c.phase == phaseCLC {
+				c.ended = true
+				c.ec.EOF(c.l.now)
+			}
 			return
 		}
 		need, err := engine.Need(buf[:n])
@@ -407,9 +418,13 @@ func (c *conn) timeout() {
 	c.setDeadline(0)
 	switch c.phase {
 	case phaseOffered:
-		if c.accepted < 0 {
+		switch {
+		case c.full == 1 && c.peerAccepted():
+			c.full = 2
+			c.setDeadline(c.l.now + stageAgain)
+		case c.full > 0:
 			c.withdraw(C.R_STAGING_FULL)
-		} else {
+		default:
 			c.look()
 		}
 	case phaseCLC:

@@ -8,7 +8,11 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -20,6 +24,8 @@
 #define PASS (-1000000)
 #define IOV_LIMIT 1024
 #define BOUNCE_MAX (256 * 1024)
+#define LOWEST 4096ul
+#define HIGHEST 0x7ffffffff000ul
 #define LONG_NS 3600000000000ll
 
 static u32 state_of(const struct sock *s)
@@ -27,7 +33,7 @@ static u32 state_of(const struct sock *s)
 	return atomic_load_explicit(&s->b->state, memory_order_acquire);
 }
 
-static ssize_t iov_total(const struct iovec *iov, int n)
+static ssize_t iov_total(const struct iovec *iov, int n, int flags)
 {
 	size_t sum = 0;
 
@@ -37,6 +43,9 @@ static ssize_t iov_total(const struct iovec *iov, int n)
 		sum += iov[i].iov_len;
 		if (sum > SSIZE_MAX || iov[i].iov_len > SSIZE_MAX)
 			return -EINVAL;
+		/* The kernel would find any bad address; we can tell those that never are a program's memory. */
+		if (iov[i].iov_len && !(flags & MSG_TRUNC) && ((uintptr_t)iov[i].iov_base < LOWEST || (uintptr_t)iov[i].iov_base > HIGHEST - iov[i].iov_len))
+			return -EFAULT;
 	}
 	return (ssize_t)(sum > 0x7ffff000 ? 0x7ffff000 : sum); /* Linux' MAX_RW_COUNT */
 }
@@ -51,12 +60,21 @@ static int take_error(struct sock *s)
 	return atomic_load_explicit(&s->b->so_error, memory_order_relaxed) ? atomic_exchange(&s->b->so_error, 0) : 0;
 }
 
+static void cancelled(void *s)
+{
+	sock_put(s);
+}
+
 /* lane_wait reports -ETIMEDOUT where TCP reports EAGAIN (SO_RCVTIMEO), except for the artificial deadline
  * that makes a signal end a call which has already moved bytes. */
 static int wait_for(struct sock *s, int dir, i64 deadline, size_t done)
 {
 	i64 d = deadline ? deadline : done ? now_ns() + LONG_NS : 0;
-	int r = lane_wait(s, dir, d);
+	int r;
+
+	pthread_cleanup_push(cancelled, s); /* the call's reference must not outlive its thread */
+	r = lane_wait(s, dir, d);
+	pthread_cleanup_pop(0);
 
 	return r == -ETIMEDOUT ? (deadline ? -EAGAIN : 0) : r;
 }
@@ -234,6 +252,8 @@ static ssize_t put(struct sock *s, const struct iovec *iov, int n, size_t want, 
 			if (f & BF_FIN)
 				engine_post(REQ_HALF, s, 0);
 		} else if (st == S_OFFERED || st == S_CLC || st == S_FLUSH) {
+			if (f & BF_SHUT_WR)
+				return done ? (ssize_t)done : broken_pipe(flags);
 			done += stage(s, iov, n, done);
 			if (state_of(s) == S_FLUSH)
 				sock_flush(s);
@@ -273,7 +293,7 @@ static ssize_t finish(ssize_t r)
 
 static ssize_t take_fd(int fd, const struct iovec *iov, int n, int flags)
 {
-	ssize_t want = iov_total(iov, n);
+	ssize_t want = iov_total(iov, n, flags);
 	struct sock *s = want < 0 ? 0 : sock_get(fd, 0);
 
 	if (want < 0)
@@ -287,7 +307,7 @@ static ssize_t take_fd(int fd, const struct iovec *iov, int n, int flags)
 
 static ssize_t put_fd(int fd, const struct iovec *iov, int n, int flags)
 {
-	ssize_t want = iov_total(iov, n);
+	ssize_t want = iov_total(iov, n, flags);
 	struct sock *s = want < 0 ? 0 : sock_get(fd, 0);
 
 	if (want < 0)
@@ -439,6 +459,32 @@ ssize_t h_pwritev2(int fd, const struct iovec *iov, int n, off_t off, int flags)
 	return r == PASS ? S->real->pwritev2(fd, iov, n, off, flags) : finish(r);
 }
 
+/* libc's own writes straight to the kernel's socket. */
+int h_vdprintf(int fd, const char *fmt, va_list ap)
+{
+	char *text;
+	int len = vasprintf(&text, fmt, ap), done = 0;
+
+	while (done < len) {
+		ssize_t n = h_write(fd, text + done, (size_t)(len - done));
+		if (n < 0)
+			break;
+		done += (int)n;
+	}
+	if (len >= 0) {
+		int e = errno;
+		free(text);
+		errno = e;
+	}
+	return len < 0 || done < len ? -1 : len;
+}
+
+int h___vdprintf_chk(int fd, int flag, const char *fmt, va_list ap)
+{
+	(void)flag; /* what it guards against, %n in writable memory, is the format string's reader's affair: vasprintf */
+	return h_vdprintf(fd, fmt, ap);
+}
+
 /* ---- files and pipes ---- */
 
 static u8 *bounce(size_t *len)
@@ -561,12 +607,20 @@ ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, u
 
 		r = buf ? take(from, &v, 1, size, f) : -ENOMEM;
 		if (r > 0) {
-			/* Look, hand to the pipe, and only then consume what the pipe took. */
-			long n = (flags & SPLICE_F_NONBLOCK) ? -EAGAIN : 0;
+			/* Look, hand the pipe what it has room for, and only then consume what it took. */
+			struct iovec w = {buf, (size_t)r};
 			struct pollfd p = {out, POLLOUT, 0};
 			struct timespec zero = {0, 0};
-			if (n == 0 || sys(SYS_ppoll, &p, 1, &zero, 0, 8) > 0)
-				n = sys(SYS_write, out, buf, r);
+			long n;
+			while ((n = sys(SYS_pwritev2, out, &w, 1, -1, -1, RWF_NOWAIT)) == -EAGAIN &&
+			       !(flags & SPLICE_F_NONBLOCK) && (n = S->real->poll(&p, 1, -1)) >= 0)
+				;
+			if (n == -EOPNOTSUPP) /* an old kernel's pipes: as much as never blocks once there is room */
+				n = sys(SYS_ppoll, &p, 1, &zero, 0, 8) > 0 || !(flags & SPLICE_F_NONBLOCK)
+					    ? sys(SYS_write, out, buf, r < PIPE_BUF ? r : PIPE_BUF)
+					    : -EAGAIN;
+			else if (n == -1)
+				n = -errno; /* poll's */
 			if (n > 0) {
 				v.iov_len = (size_t)n;
 				take(from, &v, 1, (size_t)n, MSG_TRUNC | MSG_DONTWAIT);

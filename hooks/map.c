@@ -423,7 +423,7 @@ static int other_fd(struct sock *s, int but)
 /* The engine's epoll set knows files by number: it must not lose the socket with the number. */
 static void watch_move(struct sock *s, int from, int to)
 {
-	struct epoll_event ev = {.events = EPOLLRDHUP | EPOLLET, .data.u64 = sock_idx(s) | (u64)s->gen << 32};
+	struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.u64 = sock_idx(s) | (u64)s->gen << 32};
 
 	if (S->engine != ENG_READY || S->epfd < 0)
 		return;

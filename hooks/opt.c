@@ -348,9 +348,13 @@ int h_shutdown(int fd, int how)
 	struct sock *s = how == SHUT_RD || how == SHUT_WR || how == SHUT_RDWR ? sock_get(fd, 1) : 0;
 	if (!s)
 		return S->real->shutdown(fd, how);
-	if (early(state_of(s)))
+	/* A request that ends with a half close is the usual one: it does not cost the connection its SMC-R. */
+	int later = how == SHUT_WR && sock_use(s) && sock_shut_later(s);
+	if (!later && early(state_of(s)))
 		sock_settle(s);
-	if (state_of(s) != S_ACTIVE) {
+	if (later) {
+		r = 0;
+	} else if (state_of(s) != S_ACTIVE) {
 		r = S->real->shutdown(fd, how);
 	} else if (!connected(fd)) {
 		errno = ENOTCONN;

@@ -172,6 +172,7 @@ struct lk {
 #define BF_TIMEO 64u	   /* rcvtimeo_us/sndtimeo_us are known */
 #define BF_PUNCHED 128u	   /* the tx ring's pages were given back; first write after that tells the engine */
 #define BF_STAGE_FULL 256u /* a sender waits for staging to empty */
+#define BF_SHUT_LATER 1024u /* BF_SHUT_WR came before the decision: the FIN is sent behind the staged bytes */
 #define BF_BROKEN 512u	   /* the peer broke the protocol: reads and writes fail with ECONNABORTED/ECONNRESET */
 
 struct block {
@@ -494,6 +495,7 @@ void sock_established(struct sock *s, const struct rings *r) HIDDEN;
 void sock_claimed(struct sock *s) HIDDEN;	/* S_OFFERED -> S_CLC */
 u32 sock_fallback(struct sock *s, u32 reason, u32 diagnosis) HIDDEN; /* returns bytes still to flush: call sock_flush on EPOLLOUT */
 u32 sock_flush(struct sock *s) HIDDEN;
+int sock_shut_later(struct sock *s) HIDDEN; /* shutdown(SHUT_WR) before the decision: 1 = done when it falls; 0 = it has fallen */
 void sock_broken(struct sock *s, u32 reason, int err) HIDDEN; /* not established: both sides see a reset */
 int sock_sweep(struct sock *s) HIDDEN; /* 1 = look again in 2 s; 0 = its tx ring's pages are given back */
 

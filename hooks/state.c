@@ -35,6 +35,8 @@ static int negotiating(u32 st)
 /* Under b->lock. The last step: from here on the kernel alone answers. */
 static void plain_locked(struct sock *s)
 {
+	if (atomic_fetch_and(&s->b->flags, ~BF_SHUT_LATER) & BF_SHUT_LATER)
+		sys(SYS_shutdown, s->fd, SHUT_WR);
 	epoll_sock_plain(s);
 	atomic_store_explicit(&s->b->state, S_TCP, memory_order_release);
 	sock_fire(s);
@@ -210,10 +212,24 @@ void sock_claimed(struct sock *s)
 	lk_unlock(&s->b->lock, nested);
 }
 
+int sock_shut_later(struct sock *s)
+{
+	int nested = lk_lock(&s->b->lock);
+	u32 st = state_of(s);
+	int later = negotiating(st) || st == S_FLUSH;
+
+	if (later)
+		atomic_fetch_or(&s->b->flags, BF_SHUT_WR | BF_SHUT_LATER);
+	lk_unlock(&s->b->lock, nested);
+	if (later)
+		sock_fire(s);
+	return later;
+}
+
 void sock_established(struct sock *s, const struct rings *r)
 {
 	struct block *b = s->b;
-	int nested = lk_lock(&b->lock), ntx = lk_lock(&b->tx);
+	int nested = lk_lock(&b->lock), ntx = lk_lock(&b->tx), late = 0;
 
 	if (state_of(s) == S_CLC) {
 		s->rx = (struct rmbe_head *)r->rx_head;
@@ -240,7 +256,13 @@ void sock_established(struct sock *s, const struct rings *r)
 		stage_drop(s);
 		if (S->proc)
 			atomic_fetch_add(&S->proc->smc_conns, 1);
+		if (atomic_fetch_and(&b->flags, ~BF_SHUT_LATER) & BF_SHUT_LATER) {
+			atomic_fetch_or(&s->tx->wflags, RH_WDONE);
+			late = 1;
+		}
 		atomic_store_explicit(&b->state, S_ACTIVE, memory_order_release);
+		if (late)
+			sys(SYS_shutdown, s->fd, SHUT_WR);
 	}
 	lk_unlock(&b->tx, ntx);
 	lk_unlock(&b->lock, nested);

@@ -135,3 +135,24 @@ EXPORT int execle(const char *path, const char *arg0, ...)
 	va_end(ap);
 	return execve(path, argv, envp);
 }
+
+EXPORT int dprintf(int fd, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	int n = vdprintf(fd, fmt, ap);
+	va_end(ap);
+	return n;
+}
+
+EXPORT int __dprintf_chk(int fd, int flag, const char *fmt, ...);
+EXPORT int __dprintf_chk(int fd, int flag, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	int n = __vdprintf_chk(fd, flag, fmt, ap);
+	va_end(ap);
+	return n;
+}

@@ -8,6 +8,7 @@
 #include <pty.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -22,6 +23,8 @@
 #ifndef __USE_GNU
 #error compile with -D_GNU_SOURCE: a libc header came before shim.h
 #endif
+int __vdprintf_chk(int fd, int flag, const char *fmt, va_list ap); /* libc shows it to fortified programs only */
+
 #include "symbols.h"
 
 /* Every member has libc's type. Usable from the first instruction on: a member that was not looked up yet looks itself up. */

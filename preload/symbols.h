@@ -8,7 +8,7 @@
  *   BODY(result, name, parameters)                  written out in export.c or enter.S: variadic, or returns twice
  *   ALIAS(name, of)                                 another name of the same function
  *   CHK(result, name, parameters, overflow, call)   a fortified twin: aborts if `overflow`, as libc's does
- *   EXEC(name)                                      variadic exec, written out in export.c; no libc function is behind it
+ *   EXEC(name)                                      variadic exec or dprintf, written out in export.c over its v-twin
  *
  * Needs the headers of real.h. A row's types are compared with libc's headers in real.c, a CHK row's in check/.
  */
@@ -36,6 +36,8 @@
 	X(ssize_t, splice, (int in, off64_t *ioff, int out, off64_t *ooff, size_t n, unsigned flags),                         \
 	  (in, ioff, out, ooff, n, flags), OURS(out) || OURS(in))                                                             \
 	X(FILE *, fdopen, (int fd, const char *mode), (fd, mode), OURS(fd))                                                   \
+	X(int, vdprintf, (int fd, const char *fmt, va_list ap), (fd, fmt, ap), OURS(fd))                                      \
+	X(int, __vdprintf_chk, (int fd, int flag, const char *fmt, va_list ap), (fd, flag, fmt, ap), OURS(fd))                \
 	X(int, getsockopt, (int fd, int level, int name, void *val, socklen_t *len), (fd, level, name, val, len), OURS(fd))   \
 	X(int, setsockopt, (int fd, int level, int name, const void *val, socklen_t len), (fd, level, name, val, len),        \
 	  OURS(fd))                                                                                                           \
@@ -124,4 +126,4 @@
 	  (struct pollfd * v, nfds_t n, const struct timespec *t, const sigset_t *m, size_t room), n > room / sizeof *v,      \
 	  ppoll(v, n, t, m))
 
-#define SMCR_EXEC(X) X(execl) X(execlp) X(execle)
+#define SMCR_EXEC(X) X(execl) X(execlp) X(execle) X(dprintf) X(__dprintf_chk)

@@ -50,7 +50,7 @@ func fetch(w *harness.World, port int) string {
 }
 
 func TestCurlFetchesFromPython(t *testing.T) {
-	sameAsNative(t, bySMC(50<<20), func(w *harness.World) string {
+	sameAsNative(t, bySMC(30<<20), func(w *harness.World) string {
 		dir := site(w)
 		port := harness.FreePort()
 		server := w.Server(port, harness.Command{Args: []string{"/usr/bin/python3", "-m", "http.server", "--bind", "127.0.0.1", "--directory", dir, strconv.Itoa(port)}})
@@ -63,7 +63,7 @@ func TestCurlFetchesFromPython(t *testing.T) {
 func TestCurlFetchesFromNginxWorkers(t *testing.T) {
 	for _, how := range []string{"sendfile on; tcp_nopush on;", "sendfile off;"} {
 		t.Run(how, func(t *testing.T) {
-			sameAsNative(t, bySMC(50<<20), func(w *harness.World) string {
+			sameAsNative(t, bySMC(30<<20), func(w *harness.World) string {
 				dir := site(w)
 				port := harness.FreePort()
 				conf := w.Write("nginx.conf", fmt.Appendf(nil, `daemon off; user root; worker_processes 2; pid %[1]s/nginx.pid; error_log %[1]s/error.log;
@@ -98,7 +98,7 @@ func TestSocatCarriesBothWays(t *testing.T) {
 }
 
 func TestNetcatCarriesAFileEachWay(t *testing.T) {
-	sameAsNative(t, bySMC(2*(4<<20)), func(w *harness.World) string {
+	sameAsNative(t, bySMC(2*(4<<20)-1), func(w *harness.World) string {
 		port := harness.FreePort()
 		there, back := noise(4<<20), noise(4 << 20)[1:]
 		server := w.Server(port, harness.Command{Args: []string{"nc", "-N", "-l", "127.0.0.1", strconv.Itoa(port)}, Stdin: strings.NewReader(string(back))})

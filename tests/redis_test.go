@@ -74,7 +74,7 @@ func TestRedisServesItsBenchmark(t *testing.T) {
 		"-c 50 -n 5000 --threads 2 -t set,get", "-c 10 -n 300 -k 0 -t set",
 	} {
 		t.Run(load, func(t *testing.T) {
-			sameAsNative(t, bySMC(20000), func(w *harness.World) string {
+			sameAsNative(t, bySMC(10000), func(w *harness.World) string {
 				_, port := w.Redis()
 				args := append([]string{"redis-benchmark", "-p", strconv.Itoa(port), "--csv"}, strings.Fields(load)...)
 				r := w.Run(harness.Command{Args: args})

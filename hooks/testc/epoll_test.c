@@ -1076,12 +1076,16 @@ static void cancel(void)
 	ctl(ep, ADD, fd[0], EPOLLIN, 1);
 	CHECK(h_epoll_wait(ep, &ev, 1, 0) == 0);
 	pthread_create(&t, 0, sleeper, &z);
-	nap(30000);
 	struct bell_word *word = 0;
 	for (int i = 1; i < BELL_MAX; i++)
-		if (S->bell[i].used)
+		if (S->bell[i].used) {
+			CHECK(!word, "a bell is lost");
 			word = S->bell[i].word;
-	CHECK(word && word->asleep == 1);
+		}
+	CHECK(word);
+	for (i64 t0 = now_ns(); word->asleep != 1; nap(1000))
+		CHECK(now_ns() - t0 < 10000 * MS);
+	nap(1000);
 	void *ret;
 	CHECK(pthread_cancel(t) == 0 && pthread_join(t, &ret) == 0 && ret == PTHREAD_CANCELED);
 	CHECK(word->asleep == 0);

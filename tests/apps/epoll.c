@@ -129,6 +129,8 @@ static void server(int fd)
 	}
 	say("one at a time: %#x", seen);
 	int s = accepted(listener);
+	send_all(c, "x", 1);
+	take(s, 1);
 	close(c), close(s);
 	take(fd, 4);
 	must(read(p[0], buf, 1));

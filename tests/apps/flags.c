@@ -52,8 +52,8 @@ static void server(int fd)
 		sent += k;
 	say("full: %s", got(k));
 	say("full: writable %s", poll_bits(poll_for(fd, POLLOUT, 0)));
-	must(write(turn[CLIENT][1], &sent, sizeof sent));
 	must(ioctl(fd, TIOCOUTQ, &n));
+	must(write(turn[CLIENT][1], &sent, sizeof sent));
 	say("queued %s", n > 0 ? "some" : "none");
 	say("writable again: %s", poll_bits(poll_for(fd, POLLOUT, 10000)));
 	await();

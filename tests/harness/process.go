@@ -93,7 +93,7 @@ func (w *World) smcr(uid int) string {
 		return filepath.Join(built, "smcr")
 	}
 	for _, name := range []string{"smcr", "libsmcr.so"} {
-		w.must(os.WriteFile(w.Path(name), w.Read(filepath.Join(built, name)), 0o755))
+		w.copy(filepath.Join(built, name))
 	}
 	w.must(os.Chown(w.RunDir(), uid, uid))
 	w.must(os.Chmod(w.Dir, 0o777)) // it writes its report here
@@ -128,7 +128,7 @@ func (r Result) String() string { return fmt.Sprintf("%s%s[exit %d]\n", r.Out, r
 // OK fails unless the program exited with 0 and said nothing on its standard error; it returns its output.
 func (r Result) OK() string {
 	if r.Code != 0 || r.Err != "" {
-		r.Process.world.Fail("%s: exit %d\n%s%s", r.Process, r.Code, r.Out, r.Err)
+		r.Process.world.Fail("%s: exit %d, %s", r.Process, r.Code, shown(r.Out, r.Err))
 	}
 	return r.Out
 }
@@ -227,7 +227,14 @@ func (p *Process) String() string {
 	return filepath.Base(p.args[0]) + " " + strings.Join(p.args[1:], " ")
 }
 
-func (p *Process) output() string { return "output: " + p.Out.String() + p.Err.String() + "\n" }
+func (p *Process) output() string { return shown(p.Out.String(), p.Err.String()) }
+
+// shown is a program's output in a failure message: its end, printable.
+func shown(out, err string) string {
+	const most = 2000
+	tail := func(s string) string { return s[max(0, len(s)-most):] }
+	return fmt.Sprintf("output %d bytes …%q\nstderr %d bytes …%q\n", len(out), tail(out), len(err), tail(err))
+}
 
 // Counts are the figures of one process, or of several.
 type Counts struct {

@@ -66,11 +66,7 @@ func (w *World) app(name string, uid int) string {
 	if uid == 0 {
 		return App(name)
 	}
-	path := w.Path(name)
-	if _, err := os.Stat(path); err != nil { // a running one cannot be written
-		w.must(os.WriteFile(path, w.Read(App(name)), 0o755))
-	}
-	return path
+	return w.copy(App(name))
 }
 
 // Compile builds the programs of tests/apps that are older than their sources.

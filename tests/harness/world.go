@@ -68,6 +68,15 @@ func (w *World) Write(name string, data []byte) string {
 	return w.Path(name)
 }
 
+// copy puts a program where every user may run it.
+func (w *World) copy(program string) string {
+	path := w.Path(filepath.Base(program))
+	if _, err := os.Stat(path); err != nil { // one that runs cannot be written
+		w.must(os.WriteFile(path, w.Read(program), 0o755))
+	}
+	return path
+}
+
 // Read returns a file.
 func (w *World) Read(path string) []byte {
 	data, err := os.ReadFile(path)
@@ -94,7 +103,7 @@ func (w *World) End() error {
 	if !until(5*time.Second, func() bool { return len(w.processes()) == 0 }) {
 		var said strings.Builder
 		for _, p := range w.started {
-			said.WriteString(p.Wait().String())
+			fmt.Fprintf(&said, "%s: exit %d, %s", p, p.Wait().Code, p.output())
 		}
 		return fmt.Errorf("left behind:\n%s%s", w.threads(), said.String())
 	}

@@ -125,7 +125,7 @@ func TestAnotherUsersServerIsPlainTCP(t *testing.T) {
 			t.Errorf("want plain TCP: %+v", sum)
 		}
 	}, func(w *harness.World) string {
-		_, port := w.Echo(harness.Command{UID: nobody, Env: []string{"SMCR_RUN_DIR=" + w.Path("other")}})
+		_, port := w.Echo(harness.Command{UID: nobody})
 		return w.Ask(harness.Command{}, port, 3, 20000).String()
 	})
 }

@@ -51,7 +51,7 @@ func (w *World) Start(c Command) *Process {
 	p.cmd.Stdin = c.Stdin
 	p.cmd.Stdout, p.cmd.Stderr = &p.Out, &p.Err
 	p.cmd.WaitDelay = 5 * time.Second // a grandchild may keep our pipe open
-	p.cmd.Env = append(w.environment(), c.Env...)
+	p.cmd.Env = append(w.environment(c.UID), c.Env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if c.UID != 0 {
 		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(c.UID), Gid: uint32(c.UID)}
@@ -68,7 +68,7 @@ func (w *World) Start(c Command) *Process {
 }
 
 // environment is ours without what would change how programs behave, and with the world's.
-func (w *World) environment() []string {
+func (w *World) environment(uid int) []string {
 	var env []string
 	for _, v := range os.Environ() {
 		name, _, _ := strings.Cut(v, "=")
@@ -78,7 +78,7 @@ func (w *World) environment() []string {
 	}
 	env = append(env, "LC_ALL=C", "HOME="+w.Dir, "PYTHONDONTWRITEBYTECODE=1", w.marker())
 	if w.Mode == SMC {
-		env = append(env, "SMCR_RUN_DIR="+w.RunDir())
+		env = append(env, "SMCR_RUN_DIR="+w.runDir(uid))
 		if level := os.Getenv("SMCR_LOG_LEVEL"); level != "" { // for looking into a failure
 			env = append(env, "SMCR_LOG_LEVEL="+level, "SMCR_LOG="+os.Getenv("SMCR_LOG"))
 		}
@@ -95,7 +95,9 @@ func (w *World) smcr(uid int) string {
 	for _, name := range []string{"smcr", "libsmcr.so"} {
 		w.copy(filepath.Join(built, name))
 	}
-	w.must(os.Chown(w.RunDir(), uid, uid))
+	if err := os.Mkdir(w.runDir(uid), 0o700); err == nil {
+		w.must(os.Chown(w.runDir(uid), uid, uid))
+	}
 	w.must(os.Chmod(w.Dir, 0o777)) // it writes its report here
 	return w.Path("smcr")
 }

@@ -59,6 +59,13 @@ func base() string {
 // RunDir is the SMCR_RUN_DIR of the world's programs.
 func (w *World) RunDir() string { return filepath.Join(w.Dir, "run") }
 
+func (w *World) runDir(uid int) string {
+	if uid == 0 {
+		return w.RunDir()
+	}
+	return fmt.Sprintf("%s-%d", w.RunDir(), uid)
+}
+
 // Path names a scratch file.
 func (w *World) Path(name string) string { return filepath.Join(w.Dir, name) }
 

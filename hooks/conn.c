@@ -5,6 +5,7 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -93,7 +94,12 @@ int h_accept4(int fd, struct sockaddr *sa, socklen_t *len, int flags)
 		fd_closed(n); /* closed behind our back and reused */
 	if (kind_of(fd) == FD_LISTENER && S->engine != ENG_DEAD && !borrowed()) {
 		int e = errno;
-		sock_new(n, 1, S_ACCEPTED);
+		if (!sock_new(n, 1, S_ACCEPTED)) {
+			long probe = sys(SYS_fcntl, n, F_DUPFD_CLOEXEC, 0);
+			if (probe >= 0)
+				sys(SYS_close, probe);
+			count_tcp(probe == -EMFILE ? R_NO_FD : R_MEMORY);
+		}
 		errno = e;
 	}
 	return n;

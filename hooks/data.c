@@ -558,6 +558,8 @@ static ssize_t pump_in(struct sock *s, int in, off_t *off, size_t count, int now
 			break;
 	}
 	sys(SYS_munmap, buf, size);
+	if (nowait && done < count)
+		epoll_sock_full(s);
 	if (done)
 		return (ssize_t)done;
 	return err == -EPIPE ? broken_pipe(0) : err;

@@ -1145,8 +1145,13 @@ int reg_lookup(const struct sockaddr *sa, socklen_t len)
 		u32 b = (to.port + i) % CHAIN;
 		for (u32 k = 0; k < BUCKET; k++) {
 			struct listener *p = &r->t->l[b * BUCKET + k];
-			if (!listener_copy(p, &e) || !matches(&e, &to) || e.uid != r->uid || e.netns != my_netns(r))
+			if (!listener_copy(p, &e) || !matches(&e, &to) || e.uid != r->uid)
 				continue;
+			if (e.netns != my_netns(r)) {
+				if (!r->netns_known) /* a socket could not be made to ask for it */
+					found = -R_NO_FD;
+				continue;
+			}
 			if (!alive(r, &j, e.own, e.start) || (e.flags & LF_ORPHAN)) {
 				if (listener_lives(r, &e) <= 0) {
 					listener_drop(p, e.own, e.cookie);

@@ -156,12 +156,14 @@ static void claim(struct sock *s)
 	struct block *b = s->b;
 	struct diag d;
 	u32 why = R_NO_CLIENT;
-	int slot = -1;
+	int slot = -1, r;
 
 	if (S->mode == MODE_OFF) {
 		why = R_OFF;
-	} else if (diag_mirror(s->fd, &d) == 0 && (slot = reg_find(d.cookie)) >= 0) {
-		int r = engine_start();
+	} else if ((r = diag_mirror(s->fd, &d)) < 0) {
+		why = r == -EMFILE || r == -ENFILE ? R_NO_FD : R_NO_CLIENT;
+	} else if ((slot = reg_find(d.cookie)) >= 0) {
+		r = engine_start();
 		if (r < 0) {
 			why = (u32)-r;
 			slot = -1;

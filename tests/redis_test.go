@@ -31,6 +31,13 @@ func askRedis(w *harness.World, port int, args ...string) string {
 	return w.Run(harness.Command{Args: redisCLI(port, args...)}).OK()
 }
 
+// populate fills a redis-server with keys.
+func populate(w *harness.World, port, keys, size int) {
+	if said := askRedis(w, port, "DEBUG", "POPULATE", strconv.Itoa(keys), "key", strconv.Itoa(size)); said != "OK\n" {
+		w.Fail("%s", said)
+	}
+}
+
 func TestRedisAnswersItsCommandLineClient(t *testing.T) {
 	sameAsNative(t, bySMC(500), func(w *harness.World) string {
 		_, port := w.Redis()
@@ -87,7 +94,7 @@ func TestRedisServesItsBenchmark(t *testing.T) {
 func TestRedisSavesInTheBackgroundWhileItServes(t *testing.T) {
 	sameAsNative(t, bySMC(1<<20), func(w *harness.World) string {
 		_, port := w.Redis("--rdbcompression", "no")
-		askRedis(w, port, "DEBUG", "POPULATE", "200000", "key", "100")
+		populate(w, port, 200000, 100)
 		stdin, feed := io.Pipe()
 		session := w.Start(harness.Command{Args: redisCLI(port), Stdin: stdin}) // lives before, during and after
 		fmt.Fprintln(feed, "SET before 1")
@@ -130,8 +137,8 @@ func TestRedisPublishesAndMonitors(t *testing.T) {
 
 func TestRedisReplicates(t *testing.T) {
 	sameAsNative(t, bySMC(4<<20), func(w *harness.World) string {
-		_, master := w.Redis()
-		askRedis(w, master, "DEBUG", "POPULATE", "40000", "key", "100")
+		_, master := w.Redis("--rdbcompression", "no", "--repl-diskless-sync-delay", "0")
+		populate(w, master, 40000, 100)
 		_, replica := w.Redis("--dbfilename", "replica.rdb", "--replicaof", "127.0.0.1 "+strconv.Itoa(master))
 		w.Until("the replica has caught up", func() bool {
 			return strings.Contains(askRedis(w, replica, "INFO", "replication"), "master_link_status:up")

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -170,7 +171,8 @@ func start(w *harness.World) float64 {
 		}
 		took = append(took, time.Since(t).Seconds()*1e3)
 	}
-	return median(took)
+	slices.Sort(took)
+	return took[len(took)/4] // what others do at the same time only adds
 }
 
 func call(what string) func(*harness.World) float64 {

@@ -12,7 +12,7 @@ import (
 // Redis starts a redis-server that keeps its files in the world.
 func (w *World) Redis(options ...string) (*Process, int) {
 	port := FreePort()
-	args := []string{"redis-server", "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--save", "", "--dir", w.Dir}
+	args := []string{"redis-server", "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--save", "", "--enable-debug-command", "yes", "--dir", w.Dir}
 	return w.Server(port, Command{Args: append(args, options...)}), port
 }
 

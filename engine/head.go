@@ -24,8 +24,8 @@ type Head struct {
 	_ structs.HostLayout
 
 	// written by the writer, read by the reader
-	Prod   uint64
-	WFlags uint32
+	Prod   uint64 // +checkatomic
+	WFlags uint32 // +checkatomic
 	WCPU   uint32
 	Urg    uint64
 	WTag   uint32
@@ -38,8 +38,8 @@ type Head struct {
 
 	// armed by the reader, cleared by the writer; and what the reader seldom changes
 	RArm   uint64
-	RFlags uint32
-	Token  uint32
+	RFlags uint32 // +checkatomic
+	Token  uint32 // +checkatomic
 	RTag   uint32
 	RWakes uint32
 	_      [10]uint32

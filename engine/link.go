@@ -224,19 +224,19 @@ func (g *LinkGroup) announce(r *RMB) {
 }
 
 func (g *LinkGroup) nextAnnouncement() {
-	for len(g.confirming) > 0 {
-		r, l := g.confirming[0], g.active()
-		if l == nil {
-			return
-		}
-		if err := l.qp.Export(r.mrs[l]); err != nil {
-			l.fail()
-			return
-		}
-		g.e.after(&g.exchange, g.e.cfg.Timeouts.LLC)
-		l.send(&llc.ConfirmRKey{Token: r.token(l)}, nil)
+	if len(g.confirming) == 0 {
 		return
 	}
+	r, l := g.confirming[0], g.active()
+	if l == nil {
+		return
+	}
+	if err := l.qp.Export(r.mrs[l]); err != nil {
+		l.fail()
+		return
+	}
+	g.e.after(&g.exchange, g.e.cfg.Timeouts.LLC)
+	l.send(&llc.ConfirmRKey{Token: r.token(l)}, nil)
 }
 
 // announced ends the exchange that is under way.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,8 +36,6 @@ func readHex(t testing.TB, name string) []byte {
 	return out
 }
 
-func writerFlags(head []byte) *uint32 { return &headAt(head).WFlags }
-
 // RFC 7609 §4.4.1, §4.8: an element is used again only when both sides are done with it, and nothing of the old
 // connection is left in it.
 func TestElementIsReusedAfterBothSidesClosed(t *testing.T) {
@@ -48,7 +47,7 @@ func TestElementIsReusedAfterBothSidesClosed(t *testing.T) {
 		}
 		headAt(a.rings.LocalHead).Cons = 77
 		a.c.Close(w.now)
-		if f := *writerFlags(b.rings.LocalHead); f != WriterClosed {
+		if f := headAt(b.rings.LocalHead).writerFlags(); f != WriterClosed {
 			t.Errorf("the peer sees flags %d", f)
 		}
 		w.advance(time.Minute)
@@ -93,8 +92,8 @@ func TestStatesOfClosing(t *testing.T) {
 		w := newWorld(t, false)
 		a, _ := w.established(w.a(), w.b())
 		w.established(w.a(), w.b()) // keeps the link group busy
-		*writerFlags(a.rings.PeerHead) |= c.local
-		*writerFlags(a.rings.LocalHead) |= c.peer
+		atomic.OrUint32(&headAt(a.rings.PeerHead).WFlags, c.local)
+		atomic.OrUint32(&headAt(a.rings.LocalHead).WFlags, c.peer)
 		a.c.Close(w.now)
 		if a.c.conn != c.want {
 			t.Errorf("%s: %s, want %s", c.name, a.c.conn, c.want)
@@ -116,7 +115,7 @@ func TestLeave(t *testing.T) {
 		w.established(w.a(), w.b())
 		a.c.Leave(w.now)
 		a.c.Leave(w.now)
-		if *writerFlags(b.rings.LocalHead) != 0 {
+		if headAt(b.rings.LocalHead).writerFlags() != 0 {
 			t.Error("the peer was told of a close that did not happen")
 		}
 		b.c.Close(w.now)
@@ -220,9 +219,9 @@ func TestReuseConflict(t *testing.T) {
 	if a2.rings.Index != 2 {
 		t.Errorf("element %d", a2.rings.Index)
 	}
-	before := *writerFlags(a2.rings.PeerHead)
+	before := headAt(a2.rings.PeerHead).writerFlags()
 	a.c.Close(w.now)
-	if *writerFlags(a2.rings.PeerHead) != before {
+	if headAt(a2.rings.PeerHead).writerFlags() != before {
 		t.Error("the old connection wrote into the new one's head")
 	}
 	w.finish()
@@ -245,7 +244,7 @@ func TestAbandonedElement(t *testing.T) {
 			t.Fatalf("%s, %s", a.outcome(), b.outcome())
 		}
 		if written {
-			headAt(a.rings.PeerHead).Prod = 1
+			atomic.StoreUint64(&headAt(a.rings.PeerHead).Prod, 1)
 		}
 		w.advance(abandonedFor + time.Minute)
 		if freed := b.c.group == nil; freed == written {

@@ -22,7 +22,7 @@ const (
 	// AckNoCredits is an acknowledgement from a receiver that does not count credits; rxe sends it.
 	AckNoCredits Syndrome = kindAck | 0x1F
 
-	NakSequence    Syndrome = kindNak | 0 // PSN missing: repeat from the one that the packet names
+	NakSequence    Syndrome = kindNak     // PSN missing: repeat from the one that the packet names
 	NakInvalid     Syndrome = kindNak | 1 // invalid request
 	NakAccess      Syndrome = kindNak | 2 // remote access error: bad RKey, address or length
 	NakOperational Syndrome = kindNak | 3 // remote operational error

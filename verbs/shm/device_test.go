@@ -655,8 +655,7 @@ func TestFileSizeLimit(t *testing.T) {
 func TestNoDescriptorLeft(t *testing.T) {
 	noLeaks(t)
 	full := false
-	var b *Device
-	b = newDevice(t, func(c *Config) {
+	b := newDevice(t, func(c *Config) {
 		c.Hide = func(fd int) int {
 			if full {
 				return -1

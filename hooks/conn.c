@@ -92,7 +92,7 @@ int h_accept4(int fd, struct sockaddr *sa, socklen_t *len, int flags)
 		return n;
 	if (kind_of(n) != FD_UNKNOWN)
 		fd_closed(n); /* closed behind our back and reused */
-	if (kind_of(fd) == FD_LISTENER && S->engine != ENG_DEAD && !borrowed()) {
+	if (kind_of(fd) == FD_LISTENER && !borrowed()) {
 		int e = errno;
 		if (!sock_new(n, 1, S_ACCEPTED)) {
 			long probe = sys(SYS_fcntl, n, F_DUPFD_CLOEXEC, 0);
@@ -112,11 +112,10 @@ int h_accept(int fd, struct sockaddr *sa, socklen_t *len)
 
 /* ---- client ---- */
 
-static int plain(int fd, u32 reason)
+static void plain(int fd, u32 reason)
 {
 	set_kind(fd, FD_PLAIN);
 	count_tcp(reason);
-	return -1;
 }
 
 /* TCP options that SMC-R cannot carry, or that put data on the SYN. */
@@ -129,31 +128,27 @@ static int opted_out(int fd)
 	       (sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, ulp, &len) == 0 && len > 0);
 }
 
-/* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain. */
-static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie)
+/* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason. */
+static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, u32 *why)
 {
 	int r;
 
 	if (S->mode == MODE_OFF || kind_of(fd) != FD_UNKNOWN || len < sizeof(struct sockaddr_in) ||
-	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed())
-		return -1;
-	if (reg_ready() < 0)
+	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed() || reg_ready() < 0)
 		return -1;
 	r = reg_lookup(sa, len);
 	if (!is_tcp(fd))
 		return -1;
-	if (r < 0)
-		return plain(fd, (u32)-r);
-	if (S->engine == ENG_DEAD)
-		return plain(fd, S->engine_reason);
-	if (opted_out(fd))
-		return plain(fd, R_SOCKOPT);
-	r = engine_start(); /* before the offer: once somebody has claimed it, plain TCP is no longer possible */
-	if (r < 0)
-		return plain(fd, (u32)-r);
-	r = reg_offer(fd, cookie);
-	if (r < 0)
-		return plain(fd, (u32)-r);
+	if (r == 0 && opted_out(fd))
+		r = -R_SOCKOPT;
+	if (r == 0)
+		r = engine_start(); /* before the offer: once somebody has claimed it, plain TCP is no longer possible */
+	if (r == 0)
+		r = reg_offer(fd, cookie);
+	if (r < 0) {
+		*why = (u32)-r;
+		return -1;
+	}
 	reg_set_gid(r, *cookie, S->gid);
 	return r;
 }
@@ -232,7 +227,8 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		return -1;
 	}
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN;
-	int slot = sa ? offer(fd, sa, len, &cookie) : -1;
+	u32 why = R_NONE;
+	int slot = sa ? offer(fd, sa, len, &cookie, &why) : -1;
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
@@ -248,8 +244,8 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 			reg_withdraw(slot, cookie);
 			reg_done(slot, cookie);
 		}
-	} else if (r < 0 && e != EINPROGRESS && fresh && kind_of(fd) == FD_PLAIN) {
-		set_kind(fd, FD_UNKNOWN); /* the program may try again, elsewhere */
+	} else if (why && (r == 0 || e == EINPROGRESS)) {
+		plain(fd, why);
 	}
 	if (S->mode == MODE_REQUIRE && fresh && (r == 0 || e == EINPROGRESS) && sa &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))

@@ -129,8 +129,9 @@ func (c *conn) claimedByNow() bool {
 		c.startClient()
 	case C.REG_OFFERED:
 		return false
-	default: // withdrawn by the program's own thread (close, shutdown, fork …)
-		c.fallback(C.R_LEFT_EARLY, 0)
+	default: // by the server, which cannot; or by the program's own thread (close, fork …), which then has fallen back itself
+		C.reg_done(c.slot, C.u64(c.cookie))
+		c.fallback(C.R_UNCLAIMED, 0)
 	}
 	return true
 }

@@ -119,6 +119,22 @@ func TestWhereTheEngineCannotStartItIsPlainTCPWithoutAWord(t *testing.T) {
 	}
 }
 
+func TestRingsStayWithinTheirShareOfMemory(t *testing.T) {
+	sameAsNative(t, func(t *testing.T, sum harness.Counts) {
+		either("memory-limit", "peer-declined")(t, sum)
+		if sum.TCP == 0 {
+			t.Errorf("800 connections with the largest rings, and none fell back: %+v", sum)
+		}
+	}, func(w *harness.World) string {
+		large := harness.Command{Env: []string{"SMCR_RMBE=16M"}}
+		_, port := w.Echo(large)
+		large.Args = []string{harness.App("echo"), "hold", strconv.Itoa(port), "800", "text"}
+		client := w.Start(large)
+		client.Saw("holding")
+		return client.Err.String()
+	})
+}
+
 func TestAnotherUsersServerIsPlainTCP(t *testing.T) {
 	sameAsNative(t, func(t *testing.T, sum harness.Counts) {
 		if sum.SMC != 0 || sum.TCP == 0 {

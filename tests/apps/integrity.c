@@ -222,7 +222,9 @@ static void one_process_each(void)
 		int fd = role == SERVER ? accepted(listener) : -1;
 		child[i] = must(fork());
 		if (!child[i]) {
-			prepare(all, i, role == SERVER ? fd : connected(port));
+			fd = role == SERVER ? fd : connected(port);
+			meet(fd);
+			prepare(all, i, fd);
 			transfer(all, 1);
 			_exit(0);
 		}

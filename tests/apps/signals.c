@@ -4,7 +4,7 @@
  */
 #include "app.h"
 
-enum { SIZE = 2 << 20 };
+enum { SIZE = 1 << 20 };
 
 static unsigned char sent[SIZE], received[SIZE];
 static int side = -1; /* a second connection that only handlers use */
@@ -52,7 +52,7 @@ static void *receive(void *fd)
 
 static void *storm(void *victim)
 {
-	for (int i = 0; i < 40; i++) {
+	for (int i = 0; i < 25; i++) {
 		pthread_kill(*(pthread_t *)victim, SIGUSR1);
 		pid_t child = fork();
 		if (!child)

@@ -1,11 +1,17 @@
 /*
  * epoll for connections of ours (ARCHITECTURE "Waking"). The program's epoll fd stays the one object: our TCP fd is
- * registered there under its own number, asking for its end only, and beside it one bell. So EEXIST, ENOENT, dups,
- * the last close and everything about other fds remain the kernel's. What the program asked for is in an entry per
- * (set, fd); a set lists the entries that may be ready, all others are armed. So a wait costs what is ready.
+ * registered there under its own number, asking for its end only, and beside it one bell. So dups, the last close and
+ * everything about other fds remain the kernel's. What the program asked for is in an entry per (set, fd); a set lists
+ * the entries that may be ready, all others are armed. So a wait costs what is ready.
  *
- * Locks: sock.eplk < set lock. What changes entries runs with signals blocked; only the scan inside epoll_wait can be
- * interrupted by a handler, whose changes to the same set then wait on `late` until the scan has ended.
+ * An entry that the program deletes is kept, dormant, and the kernel's registration with it: programs that delete and
+ * add at every message then make no system call. Nobody can tell: EEXIST and ENOENT come from the entry, and the
+ * kernel's edges for it end in sift(). It goes for good where a difference would show: with the fd's number, when the
+ * socket becomes plain, when somebody looks at the set from outside, in a forked child.
+ *
+ * Locks: sock.eplk < set lock. A request (struct ep_req) changes as a whole, without the set lock, and what the change
+ * means for the set's lists waits on `late` for whoever has that lock next. So epoll_ctl can be called in a signal
+ * handler in the middle of epoll_ctl or epoll_wait on the same socket. What makes or ends entries blocks signals.
  */
 #include "../preload/real.h"
 #include "shim.h"
@@ -17,6 +23,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/single_threaded.h>
 #include <time.h>
 
 #define SET_MAX 1024
@@ -29,6 +36,9 @@
 #define TURN_CALLS 64	   /* the kernel's fds get their turn at least every so many rounds, */
 #define TURN_CYCLES 100000 /* or when about so much time passed, or in every round while they have news */
 #define HOT 16		   /* waits that spin after an event of ours was reported */
+#define KEEP_MAX 64	   /* so many that were ready lately are looked at in each wait instead of being armed, */
+#define KEEP_LOOKS 16	   /* until so many looks were in vain: arming and ringing cost both sides more */
+#define DORMANT_MAX 8	   /* entries of one socket */
 
 #define PRIVATE (EPOLLWAKEUP | EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE)
 #define EXCLUSIVE_OK (EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)
@@ -42,24 +52,40 @@
 #define EARLY 0x3fffu	/* threads that wait on it without knowing of us */
 
 #define A_STATE 2u /* ep_entry.armed, beside EPOLLIN and EPOLLOUT */
-#define L_NEW 1u   /* ep_entry.late */
-#define L_LIST 2u
-#define L_DEAD 4u
+
+/* req.word */
+#define R_ON 1u	   /* the program's registration exists; else the entry is dormant */
+#define R_REG 2u   /* the kernel's exists */
+#define R_OFF 4u   /* EPOLLONESHOT fired */
+#define R_FRESH 8u /* report whatever holds */
+#define R_LATE 16u /* on the set's `late` or about to be pushed there: not to be freed, nor pushed again; for what: */
+#define R_NEW 32u  /*  link it in */
+#define R_LIST 64u /*  look at it */
+#define R_FULL 128u /* an EPOLLOUT edge is owed */
+#define R_DEAD 256u /* link it out and free it; it holds a reference to its socket until then */
+#define R_TODO (R_LATE | R_NEW | R_LIST | R_FULL | R_DEAD)
+#define R_VERSION 512u /* counts in the bits above: each change shows */
+
+/* What the program asked for, and how the entry stands. */
+struct ep_req {
+	u64 data;
+	u32 events, word;
+} __attribute__((aligned(16)));
 
 struct ep_entry {
+	struct ep_req req;	       /* req_get, req_swap */
 	struct ep_entry *next; /* of the same socket; under its eplk */
 	struct sock *s;
-	u64 tag;	  /* the data of its kernel registration: secret, generation, own index */
-	u64 data;
-	u64 prod;	  /* EPOLLET: the rx ring's end when last looked at */
-	u32 sgen, set;	  /* generation of s; index of the set, 0 = free */
-	u32 events, seen; /* the program's; EPOLLET: what held when last looked at */
+	u64 tag;	/* the data of its kernel registration: secret, generation, own index */
+	u32 sgen, set;	/* generation of s; index of the set, 0 = free */
 	int fd;
+	u32 late_next;
+	/* under the set lock */
+	u64 prod;	   /* the rx ring's end when last looked at */
+	u32 seen;	   /* EPOLLET: what held when last looked at */
 	u32 ahead, behind; /* on the set's list; free entries: ahead */
 	u32 bit;	   /* next entry with the same bell bit */
-	u32 late_next;
-	_Atomic u32 late;
-	u8 listed, off, fresh, armed, old; /* off: ONESHOT fired; fresh: report whatever holds; old: from before fork */
+	u8 listed, armed, idle, old; /* idle: looks in vain since it was ready; old: from before fork */
 };
 
 struct ep_set {
@@ -68,7 +94,8 @@ struct ep_set {
 	int epfd;	    /* one of them */
 	int bell, evfd;	    /* -1 = none: slices */
 	u32 head, tail, nlist, slow; /* slow: listed ones that are not ready but cannot be armed */
-	u32 nent, sleepers, hot, cpu;
+	u32 nent, hot, cpu, kept;
+	_Atomic u32 sleepers;
 	u32 lt;		/* somebody looks at the set from outside: its bell must be readable while an entry is ready */
 	u32 foreign;	/* came over fork: the bell is the parent's; 2: and it is level-triggered by now */
 	_Atomic u32 turn, credit, late;
@@ -104,6 +131,37 @@ static int fail(int e)
 {
 	errno = e;
 	return -1;
+}
+
+/* A request at one moment. */
+static struct ep_req req_get(const struct ep_entry *e)
+{
+	const volatile struct ep_req *p = &e->req;
+	struct ep_req r;
+
+	do {
+		r.word = p->word;
+		atomic_signal_fence(memory_order_seq_cst); /* loads keep their order on this processor */
+		r.data = p->data;
+		r.events = p->events;
+		atomic_signal_fence(memory_order_seq_cst);
+	} while (unlikely(r.word != p->word));
+	return r;
+}
+
+/* 1 = it was *was and is `now`, with the next version; else *was is what it is. */
+static int req_swap(struct ep_entry *e, struct ep_req *was, struct ep_req now)
+{
+	u64 low = was->data, high = was->events | (u64)was->word << 32;
+	u64 to = now.events | (u64)(now.word + R_VERSION) << 32;
+	u8 done;
+
+	__asm__ volatile("lock cmpxchg16b %1"
+			 : "=@ccz"(done), "+m"(e->req), "+a"(low), "+d"(high)
+			 : "b"(now.data), "c"(to)
+			 : "memory");
+	*was = (struct ep_req){low, (u32)high, (u32)(high >> 32)};
+	return done;
 }
 
 static u64 quiet(void)
@@ -182,7 +240,8 @@ static struct ep_entry *ent_new(struct ep_state *E)
 	}
 	struct ep_entry *e = ENT(i);
 	u64 gen = (u32)e->tag >> ENT_BITS;
-	*e = (struct ep_entry){.tag = (u64)E->secret << 32 | (u32)(gen + 1) << ENT_BITS | i};
+	u32 word = (e->req.word & ~(R_VERSION - 1)) + R_VERSION;
+	*e = (struct ep_entry){.req.word = word, .tag = (u64)E->secret << 32 | (u32)(gen + 1) << ENT_BITS | i};
 	return e;
 }
 
@@ -192,6 +251,7 @@ static void ent_free(struct ep_entry *e)
 	u64 h = atomic_load(&E->free);
 
 	e->set = 0;
+	e->req.word = (e->req.word & ~(R_VERSION - 1)) + R_VERSION;
 	do
 		e->ahead = (u32)h;
 	while (!atomic_compare_exchange_weak(&E->free, &h, ((h >> 32) + 1) << 32 | IDX(e)));
@@ -284,77 +344,147 @@ static void link_out(struct ep_set *st, struct ep_entry *e)
 			st->nent--;
 			break;
 		}
-	ent_free(e);
 }
 
-/* One change to an entry; under the set lock. nested: the scan that we interrupted does it when it ends. */
-static void change(struct ep_set *st, struct ep_entry *e, u32 what, int nested)
+static int wanted(const struct ep_set *st);
+static int probe(struct ep_set *st, struct ep_entry *e);
+static void leave(struct ep_set *st);
+static void bell_make(struct ep_set *st);
+
+static void push(struct ep_set *st, struct ep_entry *e)
 {
-	if (nested) {
-		u32 had = atomic_fetch_or(&e->late, what);
-		if ((what & ~had) & L_DEAD) /* it may be looked at this very moment */
-			atomic_fetch_add(&e->s->refs, 1);
-		if (had)
-			return;
-		u32 h = atomic_load(&st->late);
-		do
-			e->late_next = h;
-		while (!atomic_compare_exchange_weak(&st->late, &h, IDX(e)));
-		return;
+	u32 h = atomic_load(&st->late);
+
+	do
+		e->late_next = h;
+	while (!atomic_compare_exchange_weak(&st->late, &h, IDX(e)));
+}
+
+/* Something to do for who has the set lock next. */
+static void post(struct ep_set *st, struct ep_entry *e, u32 what)
+{
+	struct ep_req was = req_get(e), now;
+
+	do {
+		if (e->set != set_idx(st) || (!(what & (R_NEW | R_DEAD)) && !(was.word & R_ON)))
+			return; /* a handler ended it a moment ago */
+		now = was;
+		now.word |= what | R_LATE;
+	} while (!req_swap(e, &was, now));
+	if ((what & R_DEAD) && !(was.word & R_DEAD))
+		atomic_fetch_add(&e->s->refs, 1);
+	if (!(was.word & R_LATE))
+		push(st, e);
+}
+
+/* Under the set lock: what was posted, in that order. *dead: what is to be freed without it. look: threads that sleep
+ * have to hear of it. */
+static void late_run(struct ep_set *st, struct ep_entry **dead, int look)
+{
+	u32 i = atomic_exchange(&st->late, 0), first = 0, some = 0;
+
+	while (i) {
+		u32 next = ENT(i)->late_next;
+		ENT(i)->late_next = first;
+		first = i;
+		i = next;
 	}
-	if (what & L_NEW)
-		link_in(st, e);
-	if (what & L_DEAD)
-		link_out(st, e);
-	else if (what & L_LIST)
+	while (first) {
+		struct ep_entry *e = ENT(first);
+		struct ep_req was = req_get(e), now;
+		first = e->late_next;
+		do {
+			now = was;
+			now.word &= ~(was.word & R_DEAD ? R_TODO | R_ON : R_TODO);
+		} while (!req_swap(e, &was, now));
+		if (was.word & R_NEW)
+			link_in(st, e);
+		if (was.word & R_DEAD) {
+			link_out(st, e);
+			e->late_next = *dead ? IDX(*dead) : 0;
+			*dead = e;
+			continue;
+		}
+		if (was.word & R_FULL)
+			e->seen &= ~(u32)OUT_BITS;
+		if (st->bell < 0)
+			bell_make(st);
+		e->idle = 0;
 		list_add(st, e);
+		if (look && wanted(st))
+			probe(st, e);
+		some = 1;
+	}
+	if (look && some)
+		leave(st);
+}
+
+static void bury(struct ep_entry *dead)
+{
+	while (dead) {
+		struct ep_entry *e = dead;
+		struct sock *s = e->s;
+		dead = e->late_next ? ENT(e->late_next) : 0;
+		ent_free(e);
+		sock_put(s);
+	}
+}
+
+static int set_try(struct ep_set *st)
+{
+	u32 none = 0;
+
+	return atomic_compare_exchange_strong(&st->lk.w, &none, my_tid());
 }
 
 static void set_unlock(struct ep_set *st, int nested)
 {
+	struct ep_entry *dead = 0;
+
 	while (!nested) {
-		for (u32 i = atomic_load(&st->late) ? atomic_exchange(&st->late, 0) : 0; i;) {
-			struct ep_entry *e = ENT(i);
-			struct sock *s = e->s;
-			i = e->late_next;
-			u32 what = atomic_exchange(&e->late, 0);
-			change(st, e, what, 0);
-			if (what & L_DEAD)
-				sock_put(s);
-		}
+		if (atomic_load(&st->late))
+			late_run(st, &dead, 1);
 		lk_unlock(&st->lk, 0);
-		if (likely(!atomic_load(&st->late)))
+		if (likely(!atomic_load(&st->late)) || !set_try(st))
 			break;
-		nested = lk_lock(&st->lk);
 	}
+	bury(dead);
+}
+
+/* What was posted is done now; or, if somebody has the lock, when he lets it go. */
+static void settle(struct ep_set *st)
+{
+	if (atomic_load(&st->late) && set_try(st))
+		set_unlock(st, 0);
 }
 
 /* ---- bells ------------------------------------------------------------------------------------------------- */
 
 static int wanted(const struct ep_set *st)
 {
-	return st->sleepers || st->lt || (atomic_load(&S->ep->fd[st->epfd]) & EARLY);
+	return atomic_load_explicit(&st->sleepers, memory_order_relaxed) || st->lt || (atomic_load(&S->ep->fd[st->epfd]) & EARLY);
 }
 
 static void bell_make(struct ep_set *st)
 {
 	if (st->bell >= 0 || st->foreign)
 		return;
+	u64 old = quiet();
 	int b = bell_get();
-	if (b < 0)
-		return;
 	struct epoll_event ev = {EPOLLIN | (st->lt ? 0 : (u32)EPOLLET), {.u64 = BELL_TAG}};
-	long r = sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_ADD, S->bell[b].fd, &ev);
+	long r = b < 0 ? b : sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_ADD, S->bell[b].fd, &ev);
 	if (r == -EEXIST)
 		r = sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_MOD, S->bell[b].fd, &ev);
-	if (r < 0) {
+	if (r == 0) {
+		st->evfd = S->bell[b].fd;
+		st->bell = b;
+	} else if (b >= 0) {
 		bell_put(b);
-		return;
 	}
-	st->bell = b;
-	st->evfd = S->bell[b].fd;
+	unquiet(old);
 }
 
+/* From now on the set shows outside what it holds: a dormant entry's edge would. Signals are blocked. */
 static void bell_level(struct ep_set *st)
 {
 	struct epoll_event ev = {EPOLLIN, {.u64 = BELL_TAG}};
@@ -364,6 +494,16 @@ static void bell_level(struct ep_set *st)
 	st->lt = 1;
 	if (st->bell >= 0)
 		sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_MOD, st->evfd, &ev);
+	for (u32 k = 0; k < TAGS && !st->foreign; k++)
+		for (u32 i = st->by[k]; i; i = ENT(i)->bit) {
+			struct ep_req was = req_get(ENT(i)), now;
+			do {
+				now = was;
+				now.word &= ~R_REG;
+			} while ((was.word & (R_ON | R_REG | R_DEAD)) == R_REG && !req_swap(ENT(i), &was, now));
+			if ((was.word & (R_ON | R_REG | R_DEAD)) == R_REG)
+				sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_DEL, ENT(i)->fd, 0);
+		}
 }
 
 static void bell_read(const struct ep_set *st)
@@ -417,43 +557,83 @@ static int arm(struct ep_set *st, struct ep_entry *e, u32 want)
 	return 1;
 }
 
-static u64 prod_of(struct sock *s)
+static int active(const struct sock *s)
 {
-	return atomic_load_explicit(&s->b->state, memory_order_acquire) == S_ACTIVE ?
-		       atomic_load_explicit(&s->rx->prod, memory_order_acquire) : 0;
+	return atomic_load_explicit(&s->b->state, memory_order_acquire) == S_ACTIVE;
 }
 
-/* The events to report now. Afterwards the entry is armed for the next ones, or *ok = 0. take: count as reported. */
-static u32 due(struct ep_set *st, struct ep_entry *e, int take, int *ok)
+static u64 prod_of(struct sock *s)
 {
-	u32 m = (e->events & ~PRIVATE) | EPOLLERR | EPOLLHUP;
+	return active(s) ? atomic_load_explicit(&s->rx->prod, memory_order_acquire) : 0;
+}
+
+/* As sock_events, as far as m is concerned. The line that tells the room is the peer's to write, at each of its reads:
+ * who does not ask for EPOLLOUT does not fetch it. */
+static u32 events_of(struct sock *s, u32 m)
+{
+	const u32 rare = BF_FIN | BF_GONE | BF_SHUT_RD | BF_SHUT_WR | BF_RESET | BF_BROKEN;
+	struct block *b = s->b;
+
+	if ((m & OUT_BITS) || !active(s) || (atomic_load_explicit(&b->flags, memory_order_acquire) & rare) ||
+	    b->rcvlowat > 1 || atomic_load_explicit(&b->so_error, memory_order_relaxed))
+		return sock_events(s);
+	return lane_used(s) ? EPOLLIN | EPOLLRDNORM : 0;
+}
+
+/* The entry's word is as it was in *q, but for these bits: 1. */
+static int mark(struct ep_entry *e, struct ep_req *q, u32 set, u32 clear)
+{
+	struct ep_req was = *q;
+
+	q->word = (q->word | set) & ~clear;
+	int done = req_swap(e, &was, *q);
+	q->word += R_VERSION;
+	return done;
+}
+
+#define ARMED 1
+#define KEPT 2
+
+/* The events to report now. Afterwards the entry is ARMED for the next ones, or KEPT if it may be, or *how = 0: slices.
+ * take: count as reported. */
+static u32 due(struct ep_set *st, struct ep_entry *e, struct ep_req *q, int take, int keep, int *how)
+{
+	u32 m = (q->events & ~PRIVATE) | EPOLLERR | EPOLLHUP;
 	u32 in = m & IN_BITS ? EPOLLIN : 0, out = m & OUT_BITS ? EPOLLOUT : 0, all;
 	struct sock *s = e->s;
-
-	*ok = 1;
-	if (!(e->events & EPOLLET)) {
-		if ((all = sock_events(s) & m))
-			return all;
-		int a = arm(st, e, in | out);
-		*ok = a > 0;
-		return a == 1 ? sock_events(s) & m : 0;
-	}
-	*ok = arm(st, e, in) > 0;
 	u64 prod = prod_of(s); /* before the events: what comes between shows in both, what comes later rings */
-	all = sock_events(s);
+
+	keep = keep && in && active(s);
+	*how = KEPT;
+	if (!(q->events & EPOLLET)) {
+		if ((all = events_of(s, m) & m))
+			return all;
+		e->prod = prod;
+		if (keep && !out)
+			return 0;
+		int a = arm(st, e, in | out);
+		*how = a > 0 ? ARMED : 0;
+		return a == 1 ? events_of(s, m) & m : 0;
+	}
+	if (!keep) {
+		*how = arm(st, e, in) > 0 ? ARMED : 0;
+		prod = prod_of(s);
+	}
+	all = events_of(s, m);
 	if (out && !(all & OUT_BITS)) {
 		if (!arm(st, e, out))
-			*ok = 0;
+			*how = 0;
 		prod = prod_of(s);
-		all = sock_events(s);
+		all = events_of(s, m);
 	}
 	u32 edge = all & ~e->seen;
 	if (prod != e->prod)
 		edge |= all & (EPOLLIN | EPOLLRDNORM);
-	if (e->fresh || (edge & END_BITS))
+	if ((q->word & R_FRESH) || (edge & END_BITS))
 		edge = all; /* as the kernel: a change of state wakes for everything */
 	if (take || !(edge & m)) {
-		e->fresh = 0;
+		if (q->word & R_FRESH)
+			mark(e, q, 0, R_FRESH); /* else it was changed this moment, and is to be looked at again */
 		e->seen = all;
 		e->prod = prod;
 	}
@@ -461,11 +641,11 @@ static u32 due(struct ep_set *st, struct ep_entry *e, int take, int *ok)
 }
 
 /* Is what the entry stands for still ours to answer? Else *give = the socket that is plain by now. */
-static int live(struct ep_entry *e, struct sock **give)
+static int live(struct ep_entry *e, const struct ep_req *q, struct sock **give)
 {
 	struct block *b = e->s->b;
 
-	if (!b || e->s->gen != e->sgen || e->off)
+	if (!b || e->s->gen != e->sgen || (q->word & (R_ON | R_OFF | R_DEAD)) != R_ON)
 		return 0;
 	if (atomic_load_explicit(&b->state, memory_order_acquire) != S_TCP)
 		return 1;
@@ -474,36 +654,43 @@ static int live(struct ep_entry *e, struct sock **give)
 }
 
 /* Under the set lock. Level-triggered ones that are ready go to the end of the list: nobody starves behind maxevents. */
-static int scan(struct ep_set *st, struct epoll_event *ev, int max, struct sock **give)
+static int scan(struct ep_set *st, struct epoll_event *ev, int max, int keep, struct sock **give)
 {
 	u32 left = st->nlist;
 	int n = 0;
 
-	st->slow = 0;
+	st->slow = st->kept = 0;
 	while (left-- && n < max && st->head) {
 		struct ep_entry *e = ENT(st->head);
-		struct sock *plain = 0;
-		int ok = 1;
+		struct ep_req q = req_get(e);
+		struct sock *plain = 0, *s = e->s;
+		int how = ARMED;
 		u32 r = 0;
 		list_del(st, e);
-		if (live(e, &plain))
-			r = due(st, e, 1, &ok);
+		if (live(e, &q, &plain))
+			r = due(st, e, &q, 1, keep && st->kept < KEEP_MAX && e->idle < KEEP_LOOKS, &how);
+		if (r && (q.events & EPOLLONESHOT) && !mark(e, &q, R_OFF, 0)) {
+			list_add(st, e); /* changed this moment */
+			continue;
+		}
 		if (r) {
-			struct sock *s = e->s;
 			ev[n].events = r;
-			ev[n++].data.u64 = e->data;
+			ev[n++].data.u64 = q.data;
 			st->hot = HOT;
 			st->cpu = s->rx ? atomic_load_explicit(&s->rx->wcpu, memory_order_relaxed) : 0;
-			if (e->events & EPOLLONESHOT)
-				e->off = 1;
-			else if (!(e->events & EPOLLET) || !ok)
+			e->idle = 0;
+			if (!(q.events & EPOLLONESHOT) && (!(q.events & EPOLLET) || how != ARMED))
 				list_add(st, e);
-		} else if (plain || !ok) {
+		} else if (plain || !how) {
 			list_add(st, e);
 			st->slow++;
 			if (plain)
 				*give = plain;
+		} else if (how == KEPT) {
+			list_add(st, e);
+			e->idle++;
 		}
+		st->kept += how == KEPT;
 	}
 	return n;
 }
@@ -511,12 +698,13 @@ static int scan(struct ep_set *st, struct epoll_event *ev, int max, struct sock 
 /* Without reporting: 1 = (perhaps) ready, stays listed. */
 static int probe(struct ep_set *st, struct ep_entry *e)
 {
+	struct ep_req q = req_get(e);
 	struct sock *plain = 0;
-	int ok = 1;
+	int how = ARMED;
 
-	if (live(e, &plain) && due(st, e, 0, &ok))
+	if (live(e, &q, &plain) && due(st, e, &q, 0, 0, &how))
 		return 1;
-	if (plain || !ok)
+	if (plain || !how)
 		st->slow += st->slow < st->nlist;
 	else
 		list_del(st, e);
@@ -526,10 +714,12 @@ static int probe(struct ep_set *st, struct ep_entry *e)
 /* For those who look from outside: the bell is readable if and only if an entry is ready. 1 = slices; 2 = ready. */
 static int refresh(struct ep_set *st)
 {
+	struct ep_entry *dead = 0;
 	int nested = lk_lock(&st->lk), r = nested;
 
 	if (!nested && st->used) {
 		int is_rung = st->bell >= 0 && !atomic_load(&word(st)->asleep);
+		late_run(st, &dead, 0);
 		drain(st);
 		st->slow = 0;
 		u32 i = st->head, next;
@@ -545,6 +735,7 @@ static int refresh(struct ep_set *st)
 			leave(st);
 	}
 	set_unlock(st, nested);
+	bury(dead);
 	return r;
 }
 
@@ -615,7 +806,7 @@ struct sleeper {
 
 static void awake_locked(struct ep_set *st)
 {
-	st->sleepers--;
+	atomic_fetch_sub(&st->sleepers, 1);
 	if (st->bell >= 0 && !wanted(st))
 		atomic_store(&word(st)->asleep, 0);
 }
@@ -641,18 +832,31 @@ static __attribute__((noinline, no_sanitize_address)) int sleep_counted(const st
 	return n;
 }
 
-static int rung(void *p)
+/* Is there anything to look at? */
+static int news(void *p)
 {
-	return atomic_load_explicit(&((struct bell_word *)p)->summary, memory_order_acquire) != 0;
+	struct ep_set *st = p;
+	int yes = 0;
+
+	if (atomic_load_explicit(&word(st)->summary, memory_order_acquire) || atomic_load_explicit(&st->late, memory_order_relaxed))
+		return 1;
+	if (!st->kept || !set_try(st))
+		return 0;
+	for (u32 i = st->used ? st->head : 0; i && !yes; i = ENT(i)->ahead)
+		yes = ENT(i)->s->b && prod_of(ENT(i)->s) != ENT(i)->prod;
+	set_unlock(st, 0);
+	return yes;
 }
 
 static int turn_due(struct ep_set *st)
 {
 	u64 t = __builtin_ia32_rdtsc();
+	u32 turn = atomic_load_explicit(&st->turn, memory_order_relaxed);
 
-	if (atomic_fetch_add_explicit(&st->turn, 1, memory_order_relaxed) < TURN_CALLS &&
-	    t - atomic_load_explicit(&st->turn_at, memory_order_relaxed) < TURN_CYCLES)
+	if (turn < TURN_CALLS && t - atomic_load_explicit(&st->turn_at, memory_order_relaxed) < TURN_CYCLES) {
+		atomic_store_explicit(&st->turn, turn + 1, memory_order_relaxed);
 		return 0;
+	}
 	atomic_store_explicit(&st->turn, 0, memory_order_relaxed);
 	atomic_store_explicit(&st->turn_at, t, memory_order_relaxed);
 	return 1;
@@ -694,14 +898,22 @@ static int go_to_sleep(struct ep_set *st)
 {
 	if (st->nlist > st->slow)
 		return 0;
-	st->sleepers++;
-	if (st->bell < 0)
-		return 1;
-	atomic_store(&word(st)->asleep, 1);
-	if (!atomic_load(&word(st)->summary))
+	atomic_fetch_add(&st->sleepers, 1);
+	if (st->bell >= 0)
+		atomic_store(&word(st)->asleep, 1);
+	if (!atomic_load(&st->late) && (st->bell < 0 || !atomic_load(&word(st)->summary)))
 		return 1;
 	awake_locked(st);
 	return 0;
+}
+
+/* Under the set lock: what of ours is to be reported. */
+static int collect(struct ep_set *st, const struct wait *w, int n, int keep, struct ep_entry **dead, struct sock **give)
+{
+	if (atomic_load(&st->late))
+		late_run(st, dead, 0);
+	drain(st);
+	return n + scan(st, w->ev + n, w->max - n, keep, give);
 }
 
 /* got: events that a plain epoll_wait brought already. */
@@ -712,6 +924,7 @@ static int wait_ours(const struct wait *w, int got)
 
 	for (;;) {
 		struct ep_set *st = set_of(w->epfd);
+		struct ep_entry *dead = 0;
 		struct sock *give = 0;
 		int slow = 0, n = 0;
 		if (!st)
@@ -731,16 +944,15 @@ static int wait_ours(const struct wait *w, int got)
 			atomic_store_explicit(&st->turn, TURN_CALLS - (n == w->max), memory_order_relaxed);
 		int only_bell = got > 0 && !n;
 		got = 0;
-		if (likely(!nested)) {
-			drain(st);
-			n += scan(st, w->ev + n, w->max - n, &give);
-		}
+		if (likely(!nested))
+			n = collect(st, w, n, !wanted(st), &dead, &give);
 		slow |= st->slow || nested || (st->foreign && st->nent);
 		u32 cpu = st->cpu;
-		struct bell_word *spin = !n && !slow && st->bell >= 0 && w->ns && st->hot && st->hot-- ? word(st) : 0;
+		int spin = !n && !slow && st->bell >= 0 && w->ns && st->hot && st->hot--;
 		if (!nested)
 			leave(st);
 		set_unlock(st, nested);
+		bury(dead);
 		if (unlikely(give))
 			give_up(give);
 		if (n)
@@ -761,10 +973,8 @@ static int wait_ours(const struct wait *w, int got)
 			if ((left = until - t) <= 0)
 				return 0;
 		}
-		if (spin && lane_spin(rung, spin, &st->credit, cpu))
+		if (spin && lane_spin(news, st, &st->credit, cpu))
 			continue;
-		if (slow && (left < 0 || left > SLICE_NS))
-			left = SLICE_NS;
 		if (unlikely(st->foreign && only_bell)) {
 			/* The parent's bell, not ours to read: stays readable until the parent has waited. */
 			struct timespec t = {0, left < 0 || left > SLICE_NS ? SLICE_NS : left};
@@ -773,17 +983,30 @@ static int wait_ours(const struct wait *w, int got)
 			left = 0;
 		}
 		looked = 1;
-		if (unlikely(nested)) {
-			got = kernel_wait(w, left);
-		} else {
-			struct sleeper z = {st, st->gen};
-			nested = lk_lock(&st->lk);
-			int ok = st->used && go_to_sleep(st);
-			set_unlock(st, nested);
+		struct sleeper z = {st, st->gen};
+		int ok = 0;
+		dead = 0;
+		give = 0;
+		if (likely(!nested) && !(nested = lk_lock(&st->lk))) {
+			if (st->used && st->kept)
+				n = collect(st, w, 0, 0, &dead, &give);
+			slow |= st->slow != 0;
+			if (n)
+				leave(st);
+			else
+				ok = st->used && go_to_sleep(st);
+			set_unlock(st, 0);
+			bury(dead);
+			if (unlikely(give))
+				give_up(give);
+			if (n)
+				return n;
 			if (!ok)
 				continue;
-			got = sleep_counted(w, &z, left);
 		}
+		if (slow && (left < 0 || left > SLICE_NS))
+			left = SLICE_NS;
+		got = ok ? sleep_counted(w, &z, left) : kernel_wait(w, left);
 		if (got < 0)
 			return -1;
 	}
@@ -820,13 +1043,23 @@ static int wait_any(const struct wait *w)
 	return n;
 }
 
+/* A set without anything of ours, and nobody who could put something into it meanwhile. */
+static int kernels(int epfd)
+{
+	return kind_of(epfd) <= FD_PLAIN && (__libc_single_threaded || !atomic_load_explicit(&S->ep, memory_order_relaxed));
+}
+
 int h_epoll_wait(int epfd, struct epoll_event *ev, int max, int ms)
 {
+	if (likely(kernels(epfd)))
+		return S->real->epoll_wait(epfd, ev, max, ms);
 	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, 0, 0});
 }
 
 int h_epoll_pwait(int epfd, struct epoll_event *ev, int max, int ms, const sigset_t *mask)
 {
+	if (likely(kernels(epfd)))
+		return S->real->epoll_pwait(epfd, ev, max, ms, mask);
 	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, mask, 0});
 }
 
@@ -834,6 +1067,8 @@ int h_epoll_pwait2(int epfd, struct epoll_event *ev, int max, const struct times
 {
 	struct wait w = {epfd, max, ev, -1, mask, 1};
 
+	if (likely(kernels(epfd)))
+		return S->real->epoll_pwait2(epfd, ev, max, t, mask);
 	if (t && (t->tv_sec < 0 || t->tv_nsec < 0 || t->tv_nsec > 999999999))
 		return fail(EINVAL);
 	if (t && t->tv_sec < 9000000000ll)
@@ -869,8 +1104,9 @@ static struct ep_set *set_make(struct ep_state *E, int epfd)
 		st->fds = 1;
 		st->epfd = epfd;
 		st->bell = st->evfd = -1;
-		st->head = st->tail = st->nlist = st->slow = st->nent = st->sleepers = 0;
-		st->hot = st->cpu = st->foreign = 0;
+		st->head = st->tail = st->nlist = st->slow = st->nent = 0;
+		st->hot = st->cpu = st->kept = st->foreign = 0;
+		atomic_store(&st->sleepers, 0);
 		atomic_store(&st->credit, 0);
 		for (int k = 0; k < INNER_MAX; k++)
 			st->inner[k] = 0;
@@ -919,13 +1155,15 @@ int h_epoll_create1(int flags)
 	return made(S->real->epoll_create1(flags));
 }
 
-static void unlink_sock(struct ep_entry *e)
+/* Under the socket's eplk, signals blocked: no call finds the entry any more. */
+static void end(struct ep_set *st, struct ep_entry *e)
 {
 	for (struct ep_entry **p = &e->s->eps; *p; p = &(*p)->next)
 		if (*p == e) {
 			*p = e->next;
 			break;
 		}
+	post(st, e, R_DEAD);
 }
 
 void epoll_set_closed(int epfd)
@@ -949,6 +1187,10 @@ void epoll_set_closed(int epfd)
 			st->epfd = fd;
 	lk_unlock(&E->lk, nested);
 
+	if (last) { /* what is new gets its place in by[] */
+		int n = lk_lock(&st->lk);
+		set_unlock(st, n);
+	}
 	/* Sockets are locked before sets: so one entry at a time, found, locked and found again. */
 	for (u32 bit = 0; last && bit < TAGS; bit++)
 		for (u32 i, tries = 0; (i = st->by[bit]) && tries < ENT_MAX; tries++) {
@@ -956,14 +1198,12 @@ void epoll_set_closed(int epfd)
 			struct sock *s = e->s;
 			u64 tag = e->tag;
 			int sn = lk_lock(&s->eplk), n = lk_lock(&st->lk);
-			if (st->by[bit] == i && e->tag == tag && e->set == idx && e->s == s) {
-				unlink_sock(e);
-				change(st, e, L_DEAD, n);
-				if (n)
-					tries = ENT_MAX;
-			}
+			if (st->by[bit] == i && e->tag == tag && e->set == idx && e->s == s && !(req_get(e).word & R_DEAD))
+				end(st, e);
 			set_unlock(st, n);
 			lk_unlock(&s->eplk, sn);
+			if (n)
+				tries = ENT_MAX;
 		}
 	if (last) {
 		int n = lk_lock(&st->lk);
@@ -1064,22 +1304,10 @@ static int ctl_kernel(int epfd, int op, int fd, struct epoll_event *ev)
 	return r;
 }
 
-/* Wants to be looked at: by the next epoll_wait, or, if threads sleep in one, now. */
-static void news(struct ep_set *st, struct ep_entry *e, u32 what, int nested)
+static void et_out(struct sock *s, u32 events)
 {
-	e->fresh = 1;
-	change(st, e, what | L_LIST, nested);
-	if (nested)
-		return;
-	if (wanted(st))
-		probe(st, e);
-	leave(st);
-}
-
-static void et_out(struct ep_entry *e)
-{
-	if ((e->events & EPOLLET) && (e->events & OUT_BITS))
-		atomic_store(&S->ep->etout[sock_idx(e->s)], 1);
+	if ((events & EPOLLET) && (events & OUT_BITS) && !atomic_load(&S->ep->etout[sock_idx(s)]))
+		atomic_store(&S->ep->etout[sock_idx(s)], 1);
 }
 
 static int is_plain(struct sock *s)
@@ -1090,18 +1318,89 @@ static int is_plain(struct sock *s)
 }
 
 #define PASS 1
+#define SLOW 2
 
-/* Under s->eplk, signals blocked. 0, -errno, or PASS = the kernel's alone. */
-static int add(int epfd, int fd, struct sock *s, struct ep_entry *had, const struct epoll_event *want)
+/* Under s->eplk. *len: how many come before it. A handler may end entries while we look: then once more. */
+static struct ep_entry *find(const struct ep_set *st, int fd, struct sock *s, u32 *len)
+{
+	for (int tries = 0; tries < 100; tries++) {
+		struct ep_entry *e = __atomic_load_n(&s->eps, __ATOMIC_ACQUIRE);
+		*len = 0;
+		while (e && e->s == s && (e->set != set_idx(st) || e->fd != fd)) {
+			e = __atomic_load_n(&e->next, __ATOMIC_ACQUIRE);
+			++*len;
+		}
+		if (!e || e->s == s)
+			return e;
+	}
+	return 0;
+}
+
+/*
+ * Under s->eplk. Changes a request that is there; no system call, so no signal need be blocked and no vfork child
+ * stopped: its set is its parent's, in the kernel as here. 0, -errno, or SLOW = the kernel has to be asked.
+ */
+static int ctl_fast(struct ep_set *st, int op, int fd, struct sock *s, const struct epoll_event *want)
+{
+	for (int tries = 0; tries < 100; tries++) {
+		u32 len;
+		struct ep_entry *e = find(st, fd, s, &len);
+		if (!e)
+			return SLOW;
+		struct ep_req was = req_get(e), now = was;
+		if (e->s != s || e->set != set_idx(st) || e->fd != fd || (was.word & R_DEAD))
+			continue;
+		if (op == EPOLL_CTL_ADD ? (was.word & R_ON) || !(was.word & R_REG) || st->foreign :
+		    op == EPOLL_CTL_DEL && (was.word & R_ON) && (st->lt || st->foreign || len >= DORMANT_MAX))
+			return SLOW;
+		if (op != EPOLL_CTL_ADD && !(was.word & R_ON))
+			return -ENOENT;
+		if (op == EPOLL_CTL_MOD && (was.events & EPOLLEXCLUSIVE))
+			return -EINVAL;
+		if (op == EPOLL_CTL_DEL)
+			now.word &= ~R_ON;
+		else
+			now = (struct ep_req){want->data.u64, want->events,
+					   (was.word & ~R_OFF) | R_ON | R_FRESH | R_LIST | R_LATE};
+		if (!req_swap(e, &was, now))
+			continue;
+		if (op == EPOLL_CTL_DEL)
+			return 0;
+		et_out(s, want->events);
+		if (!(was.word & R_LATE))
+			push(st, e);
+		if (unlikely(wanted(st) || !st->used))
+			settle(st);
+		return 0;
+	}
+	return SLOW;
+}
+
+/* A dormant entry whose registration the kernel may have lost, or may have from another process that shares the set. */
+static int revive(struct ep_set *st, int epfd, struct ep_entry *e, const struct epoll_event *want)
+{
+	struct epoll_event k = {EPOLLRDHUP | EPOLLET, {.u64 = e->tag}};
+	int nested = lk_lock(&st->lk);
+	struct ep_req was = req_get(e), now;
+	long r = sys(SYS_epoll_ctl, epfd, EPOLL_CTL_ADD, e->fd, &k);
+
+	if (r == -EEXIST && (was.word & R_REG))
+		r = 0;
+	if (r == 0) {
+		do
+			now = (struct ep_req){want->data.u64, want->events, (was.word & ~R_OFF) | R_ON | R_REG | R_FRESH};
+		while (!req_swap(e, &was, now));
+		et_out(e->s, want->events);
+		post(st, e, R_LIST);
+	}
+	set_unlock(st, nested);
+	return (int)r;
+}
+
+static int add(int epfd, int fd, struct sock *s, const struct epoll_event *want)
 {
 	struct ep_state *E = state_make();
 
-	if (had) {
-		/* By what we know it is EEXIST; the kernel knows best. */
-		struct epoll_event k = {EPOLLRDHUP | EPOLLET, {.u64 = had->tag}};
-		long r = sys(SYS_epoll_ctl, epfd, EPOLL_CTL_ADD, fd, &k);
-		return r < 0 ? (int)r : -EAGAIN;
-	}
 	if (is_plain(s))
 		return PASS;
 	if (!E)
@@ -1110,6 +1409,7 @@ static int add(int epfd, int fd, struct sock *s, struct ep_entry *had, const str
 	struct ep_set *st = set_make(E, epfd);
 	struct ep_entry *e = st && st->fds ? ent_new(E) : 0;
 	long r = st && !st->fds ? -EBADF : -ENOMEM;
+	int nested = st ? lk_lock(&st->lk) : 0;
 	if (e) {
 		if (!s->eps)
 			atomic_store(&E->etout[sock_idx(s)], 0);
@@ -1117,73 +1417,70 @@ static int add(int epfd, int fd, struct sock *s, struct ep_entry *had, const str
 		e->sgen = s->gen;
 		e->set = set_idx(st);
 		e->fd = fd;
-		e->events = want->events;
-		e->data = want->data.u64;
 		struct epoll_event k = {EPOLLRDHUP | EPOLLET, {.u64 = e->tag}};
-		int nested = lk_lock(&st->lk);
 		r = sys(SYS_epoll_ctl, epfd, EPOLL_CTL_ADD, fd, &k);
 		if (r == 0) {
+			e->req = (struct ep_req){want->data.u64, want->events, e->req.word | R_ON | R_REG | R_FRESH};
 			e->next = s->eps;
-			s->eps = e;
-			et_out(e);
-			if (!nested)
-				bell_make(st);
-			news(st, e, L_NEW, nested);
+			__atomic_store_n(&s->eps, e, __ATOMIC_RELEASE);
+			et_out(s, want->events);
+			post(st, e, R_NEW | R_LIST);
 		} else {
 			ent_free(e);
 		}
-		set_unlock(st, nested);
 	}
-	if (r < 0 && st && !st->nent && !st->inner[0] && st->fds == 1) { /* no set after all, or nothing of ours in it */
-		int nested = lk_lock(&st->lk);
+	struct ep_entry *dead = 0;
+	if (st && !nested)
+		late_run(st, &dead, 1);
+	if (r < 0 && st && !nested && !st->nent && !st->inner[0] && st->fds == 1) { /* no set after all, or nothing of ours in it */
 		set_free(st, epfd);
 		kind_set(epfd, FD_PLAIN);
-		set_unlock(st, nested);
 	}
+	if (st)
+		set_unlock(st, nested);
 	lk_unlock(&E->lk, en);
+	bury(dead);
 	return (int)r;
 }
 
-static void mod(struct ep_entry *e, const struct epoll_event *want)
+static int del(struct ep_set *st, int epfd, struct ep_entry *e)
 {
-	struct ep_set *st = &S->ep->t->set[e->set];
-	int nested = lk_lock(&st->lk);
+	int r = (int)sys(SYS_epoll_ctl, epfd, EPOLL_CTL_DEL, e->fd, 0);
 
-	e->events = want->events;
-	e->data = want->data.u64;
-	e->off = 0;
-	et_out(e);
-	if (!nested)
-		bell_make(st);
-	news(st, e, 0, nested);
-	set_unlock(st, nested);
-}
-
-static int del(int epfd, struct ep_entry *e)
-{
-	struct ep_set *st = &S->ep->t->set[e->set];
-	int nested = lk_lock(&st->lk), r = (int)sys(SYS_epoll_ctl, epfd, EPOLL_CTL_DEL, e->fd, 0);
-
-	unlink_sock(e);
-	change(st, e, L_DEAD, nested);
-	set_unlock(st, nested);
+	end(st, e);
+	settle(st);
 	return r;
 }
 
-static struct ep_entry *find(int epfd, int fd, struct sock *s)
+/* Under s->eplk, signals blocked. 0, -errno, or PASS = the kernel's alone. */
+static int ctl_slow(int epfd, int op, int fd, struct sock *s, const struct epoll_event *want)
 {
 	struct ep_set *st = set_of(epfd);
-	struct ep_entry *e = st ? s->eps : 0;
+	u32 len;
+	int r = st ? ctl_fast(st, op, fd, s, want) : SLOW;
 
-	while (e && (e->set != set_idx(st) || e->fd != fd))
-		e = e->next;
-	return e;
+	if (r != SLOW)
+		return r;
+	struct ep_entry *e = st ? find(st, fd, s, &len) : 0;
+	if (op == EPOLL_CTL_DEL && e)
+		return del(st, epfd, e);
+	if (op != EPOLL_CTL_ADD) /* still under the lock: what another thread adds a moment later is not meant */
+		return (int)sys(SYS_epoll_ctl, epfd, op, fd, want);
+	if (!e)
+		return add(epfd, fd, s, want);
+	if (!(req_get(e).word & R_ON))
+		return revive(st, epfd, e, want);
+	/* By what we know it is EEXIST; the kernel knows best: closed and opened behind our back, the entry was the dead one's. */
+	struct epoll_event k = {EPOLLRDHUP | EPOLLET, {.u64 = e->tag}};
+	r = (int)sys(SYS_epoll_ctl, epfd, EPOLL_CTL_ADD, fd, &k);
+	if (r < 0)
+		return r;
+	del(st, epfd, e);
+	return add(epfd, fd, s, want);
 }
 
-static int ctl_ours(int epfd, int op, int fd, struct sock *s, const struct epoll_event *want)
+static int bad_ctl(int epfd, int op, const struct epoll_event *want)
 {
-	int r;
-
 	if (op != EPOLL_CTL_DEL && !want)
 		return -EFAULT;
 	if (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD && op != EPOLL_CTL_DEL)
@@ -1195,26 +1492,40 @@ static int ctl_ours(int epfd, int op, int fd, struct sock *s, const struct epoll
 	if (op != EPOLL_CTL_DEL && (want->events & EPOLLEXCLUSIVE) &&
 	    (op == EPOLL_CTL_MOD || (want->events & ~EXCLUSIVE_OK)))
 		return -EINVAL;
+	return 0;
+}
 
+static int ctl_ours(int epfd, int op, int fd, struct sock *s, const struct epoll_event *want)
+{
+	int r = bad_ctl(epfd, op, want);
+
+	if (r)
+		return r;
+	struct ep_set *st = s->eps ? set_of(epfd) : 0;
+	if (st) {
+		if (!sock_use(s))
+			return PASS;
+		int sn = lk_lock(&s->eplk);
+		r = ctl_fast(st, op, fd, s, want);
+		lk_unlock(&s->eplk, sn);
+		if (likely(r != SLOW))
+			return r;
+	}
+	if (borrowed())
+		return PASS;
+	if (op == EPOLL_CTL_ADD) { /* is it still the socket that we know? */
+		struct sock *now = sock_get(fd, 1);
+		if (now)
+			sock_put(now);
+		if (now != s)
+			return PASS;
+	}
+	if (!sock_use(s))
+		return PASS;
 	tables(); /* not under the lock: after fork it makes all lists anew */
 	u64 old = quiet();
 	int sn = lk_lock(&s->eplk);
-	struct ep_entry *e = find(epfd, fd, s);
-	if (op == EPOLL_CTL_ADD) {
-		r = add(epfd, fd, s, e, want);
-		if (r == -EAGAIN) { /* closed and opened behind our back: the entry was the dead one's */
-			del(epfd, e);
-			r = add(epfd, fd, s, 0, want);
-		}
-	} else if (!e) {
-		r = PASS;
-	} else if (op == EPOLL_CTL_DEL) {
-		r = del(epfd, e);
-	} else {
-		r = e->events & EPOLLEXCLUSIVE ? -EINVAL : 0;
-		if (r == 0)
-			mod(e, want);
-	}
+	r = ctl_slow(epfd, op, fd, s, want);
 	lk_unlock(&s->eplk, sn);
 	unquiet(old);
 	return r;
@@ -1226,10 +1537,9 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 
 	if (unlikely(kind == FD_HIDDEN || kind_of(epfd) == FD_HIDDEN))
 		return fail(EBADF);
-	struct sock *s = kind == FD_SOCK && (op == EPOLL_CTL_MOD || !borrowed()) ? sock_get(fd, op == EPOLL_CTL_ADD) : 0;
+	struct sock *s = kind == FD_SOCK ? sock_get(fd, 0) : 0;
 	if (s) {
-		if (sock_use(s))
-			r = ctl_ours(epfd, op, fd, s, ev);
+		r = ctl_ours(epfd, op, fd, s, ev);
 		sock_put(s);
 	}
 	if (r == PASS)
@@ -1238,6 +1548,29 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 }
 
 /* ---- what happens to the sockets ------------------------------------------------------------------------------------- */
+
+void epoll_number_closed(struct sock *s, int fd)
+{
+	struct ep_state *E = atomic_load(&S->ep);
+
+	if (!s->eps || E->forked)
+		return;
+	u64 old = quiet();
+	int sn = lk_lock(&s->eplk);
+	for (struct ep_entry *e = s->eps, *next; e; e = next) {
+		struct ep_set *st = &E->t->set[e->set];
+		u32 word = req_get(e).word;
+		next = e->next;
+		if (e->fd != fd || (word & R_ON))
+			continue;
+		if ((word & R_REG) && !st->foreign)
+			sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_DEL, fd, 0);
+		end(st, e);
+		settle(st);
+	}
+	lk_unlock(&s->eplk, sn);
+	unquiet(old);
+}
 
 void epoll_sock_closed(struct sock *s, int fd)
 {
@@ -1249,14 +1582,34 @@ void epoll_sock_closed(struct sock *s, int fd)
 	int sn = lk_lock(&s->eplk);
 	struct ep_entry *e;
 	while ((e = s->eps)) {
-		struct ep_set *st = &S->ep->t->set[e->set];
-		int nested = lk_lock(&st->lk);
-		s->eps = e->next;
-		change(st, e, L_DEAD, nested);
-		set_unlock(st, nested);
+		struct ep_set *st = &E->t->set[e->set];
+		end(st, e);
+		settle(st);
 	}
 	lk_unlock(&s->eplk, sn);
 	unquiet(old);
+}
+
+/* The kernel's registration becomes what the program's is. */
+static void hand_over(const struct ep_set *st, const struct ep_entry *e, struct ep_req q)
+{
+	struct epoll_event ev = {q.events, {.u64 = q.data}};
+
+	if (!(q.word & R_ON)) {
+		if (q.word & R_REG)
+			sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_DEL, e->fd, 0);
+		return;
+	}
+	if (q.word & R_OFF)
+		ev.events &= PRIVATE;
+	if (!(q.events & EPOLLEXCLUSIVE)) {
+		if (sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_MOD, e->fd, &ev) == -ENOENT) /* a process that shares it ended it */
+			sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_ADD, e->fd, &ev);
+		return;
+	}
+	/* cannot be modified, to or from */
+	sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_DEL, e->fd, 0);
+	sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_ADD, e->fd, &ev);
 }
 
 void epoll_sock_plain(struct sock *s)
@@ -1269,22 +1622,11 @@ void epoll_sock_plain(struct sock *s)
 	struct ep_entry *e;
 	while ((e = s->eps)) {
 		struct ep_set *st = &E->t->set[e->set];
-		struct epoll_event ev = {e->events & ~(u32)EPOLLEXCLUSIVE, {.u64 = e->data}};
-		int nested = lk_lock(&st->lk), excl = (e->events & EPOLLEXCLUSIVE) != 0;
-		s->eps = e->next;
-		if (e->off)
-			ev.events &= PRIVATE;
+		int nested = lk_lock(&st->lk);
 		/* What came over fork the parent hands over, with what it asks for by now, as long as it lives. */
-		if (!e->old || (int)sys(SYS_getppid) != E->parent) {
-			if (excl) { /* cannot be modified, to or from */
-				ev.events = e->events;
-				sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_DEL, e->fd, 0);
-				sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_ADD, e->fd, &ev);
-			} else {
-				sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_MOD, e->fd, &ev);
-			}
-		}
-		change(st, e, L_DEAD, nested);
+		if (!e->old || (int)sys(SYS_getppid) != E->parent)
+			hand_over(st, e, req_get(e));
+		end(st, e);
 		set_unlock(st, nested);
 	}
 	lk_unlock(&s->eplk, sn);
@@ -1298,23 +1640,22 @@ void epoll_sock_full(struct sock *s)
 
 	if (!t || !s->eps || !atomic_load_explicit(&S->ep->etout[sock_idx(s)], memory_order_relaxed))
 		return;
-	u64 old = quiet();
-	int sn = lk_lock(&s->eplk);
-	for (struct ep_entry *e = s->eps; e; e = e->next) {
+	int sn = lk_lock(&s->eplk), again = 100;
+	for (struct ep_entry *e = s->eps; e && again;) {
 		struct ep_set *st = &t->set[e->set];
-		if (!(e->events & EPOLLET) || !(e->events & OUT_BITS) || e->off)
+		struct ep_req q = req_get(e);
+		if (e->s != s) { /* a handler ended one */
+			e = --again ? s->eps : 0;
 			continue;
-		int nested = lk_lock(&st->lk);
-		e->seen &= ~(u32)OUT_BITS;
-		change(st, e, L_LIST, nested);
-		if (!nested && wanted(st))
-			probe(st, e);
-		if (!nested)
-			leave(st);
-		set_unlock(st, nested);
+		}
+		if ((q.events & EPOLLET) && (q.events & OUT_BITS) && (q.word & (R_ON | R_OFF)) == R_ON) {
+			post(st, e, R_FULL);
+			if (wanted(st))
+				settle(st);
+		}
+		e = __atomic_load_n(&e->next, __ATOMIC_ACQUIRE);
 	}
 	lk_unlock(&s->eplk, sn);
-	unquiet(old);
 }
 
 /* ---- fork ---------------------------------------------------------------------------------------------------------------- */
@@ -1345,7 +1686,8 @@ static void adopt(struct ep_state *E)
 		struct ep_set *st = &t->set[i];
 		atomic_store(&st->lk.w, 0);
 		atomic_store(&st->late, 0);
-		st->head = st->tail = st->nlist = st->slow = st->nent = st->sleepers = 0;
+		st->head = st->tail = st->nlist = st->slow = st->nent = st->kept = 0;
+		atomic_store(&st->sleepers, 0);
 		for (int k = 0; k < TAGS; k++)
 			if (st->by[k])
 				st->by[k] = 0;
@@ -1364,12 +1706,13 @@ static void adopt(struct ep_state *E)
 		struct ep_entry *e = &t->ent[i];
 		if (!e->set)
 			continue;
-		if (!t->set[e->set].used || !e->s->b || e->s->gen != e->sgen || (atomic_load(&e->late) & L_DEAD)) {
+		u32 word = e->req.word;
+		if (!t->set[e->set].used || !e->s->b || e->s->gen != e->sgen || (word & R_DEAD) || !(word & (R_ON | R_REG))) {
 			e->set = 0; /* one that was on its way: not worth finding out where to */
 			continue;
 		}
-		atomic_store(&e->late, 0);
-		e->listed = e->armed = 0;
+		e->req.word = word & ~R_TODO;
+		e->listed = e->armed = e->idle = 0;
 		e->old = 1;
 		e->next = e->s->eps;
 		e->s->eps = e;

@@ -453,6 +453,7 @@ struct sock *fd_forget(int fd, u32 *listener)
 		return 0;
 	}
 
+	epoll_number_closed(s, fd);
 	int nested = lk_lock(&S->map_lk), gone = 0;
 	if (atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN)) {
 		int last = atomic_fetch_sub(&s->fds, 1) == 1, to = s->fd;

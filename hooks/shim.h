@@ -504,6 +504,8 @@ int sock_sweep(struct sock *s) HIDDEN; /* 1 = look again in 2 s; 0 = its tx ring
 /* fd of s is closed; before s->fds goes down. If it is this process's last one the entries go; the kernel drops its
  * registrations by itself. Else they stay, as in Linux. */
 void epoll_sock_closed(struct sock *s, int fd) HIDDEN;
+/* Before that number of s goes, whether or not others are left: what the program deleted under it goes for good. */
+void epoll_number_closed(struct sock *s, int fd) HIDDEN;
 /* Every set's registration becomes the program's own. State is S_FLUSH or S_TCP: epoll_ctl makes no entry in these. */
 void epoll_sock_plain(struct sock *s) HIDDEN;
 /* A send that may not wait found no room (EAGAIN or a short count): an EPOLLET entry owes an EPOLLOUT edge later. */

@@ -41,12 +41,7 @@
 	X(int, getsockopt, (int fd, int level, int name, void *val, socklen_t *len), (fd, level, name, val, len), OURS(fd))   \
 	X(int, setsockopt, (int fd, int level, int name, const void *val, socklen_t len), (fd, level, name, val, len),        \
 	  OURS(fd))                                                                                                           \
-	X(int, shutdown, (int fd, int how), (fd, how), OURS(fd))                                                              \
-	X(int, epoll_ctl, (int ep, int op, int fd, struct epoll_event *ev), (ep, op, fd, ev), OURS(fd) || OURS(ep))           \
-	X(int, epoll_wait, (int ep, struct epoll_event *ev, int n, int ms), (ep, ev, n, ms), OURS(ep))                        \
-	X(int, epoll_pwait, (int ep, struct epoll_event *ev, int n, int ms, const sigset_t *m), (ep, ev, n, ms, m), OURS(ep)) \
-	X(int, epoll_pwait2, (int ep, struct epoll_event *ev, int n, const struct timespec *t, const sigset_t *m),            \
-	  (ep, ev, n, t, m), OURS(ep))
+	X(int, shutdown, (int fd, int how), (fd, how), OURS(fd))
 
 #define SMCR_ALWAYS(X)                                                                                                        \
 	X(int, socket, (int domain, int type, int proto), (domain, type, proto))                                              \
@@ -67,6 +62,11 @@
 	  (n, r, w, e, t, m))                                                                                                 \
 	X(int, epoll_create, (int size), (size))                                                                              \
 	X(int, epoll_create1, (int flags), (flags))                                                                           \
+	X(int, epoll_ctl, (int ep, int op, int fd, struct epoll_event *ev), (ep, op, fd, ev))                                 \
+	X(int, epoll_wait, (int ep, struct epoll_event *ev, int n, int ms), (ep, ev, n, ms))                                  \
+	X(int, epoll_pwait, (int ep, struct epoll_event *ev, int n, int ms, const sigset_t *m), (ep, ev, n, ms, m))           \
+	X(int, epoll_pwait2, (int ep, struct epoll_event *ev, int n, const struct timespec *t, const sigset_t *m),            \
+	  (ep, ev, n, t, m))                                                                                                  \
 	X(pid_t, fork, (void), ())                                                                                            \
 	X(pid_t, _Fork, (void), ())                                                                                           \
 	X(int, daemon, (int nochdir, int noclose), (nochdir, noclose))                                                        \

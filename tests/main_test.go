@@ -6,7 +6,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,7 +18,18 @@ import (
 
 var nativeOnly = flag.Bool("native", false, "run every scenario natively twice: tests the tests, not the library")
 
+// withDefaultSignals: whoever started the tests may ignore signals (nohup, a background job); what they start must not.
+func withDefaultSignals() {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
+	go func() {
+		fmt.Fprintln(os.Stderr, <-c)
+		os.Exit(1)
+	}()
+}
+
 func TestMain(m *testing.M) {
+	withDefaultSignals()
 	flag.Parse()
 	if err := ready(); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,7 +20,18 @@ import (
 // built is a directory with the program as a user has it and a stand-in for the library beside it.
 var built string
 
+// withDefaultSignals: whoever started the tests may ignore signals (nohup, a background job); what they start must not.
+func withDefaultSignals() {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
+	go func() {
+		fmt.Fprintln(os.Stderr, <-c)
+		os.Exit(1)
+	}()
+}
+
 func TestMain(m *testing.M) {
+	withDefaultSignals()
 	code := 1
 	defer func() { os.Exit(code) }()
 	dir, err := os.MkdirTemp("", "smcr-test-")

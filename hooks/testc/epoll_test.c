@@ -2,6 +2,10 @@
  * EPOLL_TEST_LONG=n multiplies the timed parts. */
 #include "ready_pair.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+
 static int scale = 1;
 
 static int ctl(int ep, int op, int fd, u32 events, u64 data)
@@ -1152,6 +1156,470 @@ static void handlers(void)
 	x_close(hs.ep);
 }
 
+/* ---- dormant entries: deleted by the program, kept with the kernel's registration ---- */
+
+/* Is fd registered in the kernel's set? */
+static int in_kernel(int ep, int fd)
+{
+	char path[64], line[256], want[32];
+	int found = 0;
+
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", ep);
+	snprintf(want, sizeof want, "tfd: %8d ", fd);
+	FILE *f = fopen(path, "r");
+	CHECK(f);
+	while (fgets(line, sizeof line, f))
+		found |= !strncmp(line, want, strlen(want));
+	fclose(f);
+	return found;
+}
+
+/* Makes `to` name what fd names. */
+static void dup_to(int fd, int to)
+{
+	CHECK(dup2(fd, to) == to);
+	if (kind_of(fd) == FD_SOCK)
+		name(x_sock(fd), to);
+	else
+		S->fd_kind[to] = FD_PLAIN;
+}
+
+static void dormant(int ours, int trigger, int mask, int fin)
+{
+	u32 ev = (u32)trigger | (u32)mask;
+	int fd[2], ep = new_set();
+
+	x_pair(ours, fd);
+	note("add %s", err(ctl(ep, ADD, fd[0], ev, 1)));
+	w(ours, ep, "start");
+	note(" del %s %s", err(ctl(ep, DEL, fd[0], 0, 0)), err(ctl(ep, DEL, fd[0], 0, 0)));
+	note(" mod %s", err(ctl(ep, MOD, fd[0], ev, 2)));
+	CHECK(!ours || in_kernel(ep, fd[0]));
+	x_send(fd[1], "abc", 3);
+	w(ours, ep, "deleted");
+	note(" add %s %s", err(ctl(ep, ADD, fd[0], ev, 3)), err(ctl(ep, ADD, fd[0], ev, 4)));
+	w(ours, ep, "pending");
+	w(ours, ep, "again");
+	x_send(fd[1], "abc", 3);
+	w(ours, ep, "more");
+	ctl(ep, DEL, fd[0], 0, 0);
+	ctl(ep, ADD, fd[0], ev, 5);
+	w(ours, ep, "back");
+	ctl(ep, DEL, fd[0], 0, 0);
+	x_drain(fd[0]);
+	ctl(ep, ADD, fd[0], ev, 6);
+	w(ours, ep, "drained");
+	x_send(fd[1], "abc", 3);
+	w(ours, ep, "edge");
+	w(ours, ep, "again");
+	note(" mod %s", err(ctl(ep, MOD, fd[0], ev ^ EPOLLOUT, 7)));
+	w(ours, ep, "mod");
+	x_fill(fd[0]);
+	ctl(ep, DEL, fd[0], 0, 0);
+	while (x_drain(fd[1]) && !ours)
+		nap(2000);
+	ctl(ep, ADD, fd[0], ev, 8);
+	w(ours, ep, "room");
+	ctl(ep, DEL, fd[0], 0, 0);
+	if (fin)
+		x_shut(fd[1]);
+	w(ours, ep, "fin");
+	note(" add %s", err(ctl(ep, ADD, fd[0], EPOLLIN | EPOLLRDHUP | (u32)trigger, 9)));
+	w(ours, ep, "end");
+	w(ours, ep, "again");
+	ctl(ep, DEL, fd[0], 0, 0);
+	int n = fd[0];
+	x_done(fd);
+	CHECK(!in_kernel(ep, n));
+	x_close(ep);
+}
+
+/* The number is closed while its entry is dormant, and comes back: for another socket, or for the same one. */
+static void dormant_number(int ours, int how, int b, int c)
+{
+	int fd[2], other[2], d = -1, ep = new_set(), n;
+
+	(void)b, (void)c;
+	x_pair(ours, fd);
+	x_pair(ours, other);
+	n = fd[0];
+	note("%s ", err(ctl(ep, ADD, n, EPOLLIN, 1)));
+	if (how)
+		d = x_dup(n);
+	if (how == 2)
+		note("%s ", err(ctl(ep, ADD, d, EPOLLIN, 2)));
+	note("%s ", err(ctl(ep, DEL, n, 0, 0)));
+	x_send(fd[1], "x", 1);
+	w(ours, ep, "deleted");
+	x_close(n);
+	CHECK(!in_kernel(ep, n));
+	dup_to(how ? d : other[0], n);
+	x_send(other[1], "x", 1);
+	w(ours, ep, "closed");
+	note("%s ", err(ctl(ep, MOD, n, EPOLLIN, 3)));
+	note("%s ", err(ctl(ep, ADD, n, EPOLLIN, 3)));
+	w(ours, ep, "reused");
+	note("%s %s ", err(ctl(ep, DEL, n, 0, 3)), err(ctl(ep, ADD, n, EPOLLIN | EPOLLET, 4)));
+	w(ours, ep, "edge");
+	w(ours, ep, "again");
+	x_close(n);
+	w(ours, ep, "closed");
+	if (d >= 0) {
+		fd[0] = d;
+		x_done(fd);
+	} else {
+		struct sock *s = kind_of(fd[1]) == FD_SOCK ? x_sock(fd[1]) : 0;
+		x_close(fd[1]);
+		if (s) {
+			free_pair(s - 1);
+			s[-1].b = s[0].b = 0;
+		}
+	}
+	w(ours, ep, "gone");
+	x_done(other);
+	x_close(ep);
+}
+
+/* The socket becomes plain: the kernel must know what the program has, and nothing that it deleted. */
+static void dormant_hand_over(int ours, int trigger, int back, int c)
+{
+	int fd[2], ep = new_set();
+
+	(void)c;
+	x_pair(ours, fd);
+	if (ours)
+		x_sock(fd[0])->b->state = S_CLC;
+	ctl(ep, ADD, fd[0], EPOLLIN | EPOLLOUT | (u32)trigger, 1);
+	ctl(ep, DEL, fd[0], 0, 0);
+	if (back)
+		ctl(ep, ADD, fd[0], EPOLLIN | (u32)trigger, 2);
+	if (back == 2)
+		ctl(ep, DEL, fd[0], 0, 0);
+	if (ours) {
+		struct sock *a = x_sock(fd[0]);
+		become_plain(a);
+		become_plain(a + 1);
+		CHECK(!a[0].eps && in_kernel(ep, fd[0]) == (back == 1));
+	}
+	x_send(fd[1], "x", 1);
+	w(ours, ep, "data");
+	note("%s ", err(ctl(ep, MOD, fd[0], EPOLLIN, 3)));
+	note("%s ", err(ctl(ep, ADD, fd[0], EPOLLIN, 4)));
+	w(ours, ep, "add");
+	x_drain(fd[0]);
+	x_shut(fd[1]);
+	note("%s ", err(ctl(ep, DEL, fd[0], 0, 0)));
+	w(ours, ep, "end");
+	x_done(fd);
+	x_close(ep);
+}
+
+/* Somebody looks at the set from outside: what was deleted must not show there, before or after. */
+static void dormant_outside(int ours, int late, int polled, int c)
+{
+	int fd[2], keep[2], in = new_set(), out = new_set();
+
+	(void)c;
+	x_pair(ours, fd);
+	x_pair(ours, keep);
+	ctl(in, ADD, keep[0], EPOLLIN, 1);
+	ctl(in, ADD, fd[0], EPOLLIN | EPOLLRDHUP, 2);
+	if (!late)
+		polled ? poll_in(in) : ctl(out, ADD, in, EPOLLIN, 30);
+	ctl(in, DEL, fd[0], 0, 0);
+	if (late)
+		polled ? poll_in(in) : ctl(out, ADD, in, EPOLLIN, 30);
+	CHECK(!ours || !in_kernel(in, fd[0]));
+	x_send(fd[1], "x", 1);
+	shutdown(fd[1], SHUT_WR);
+	note("poll %d", poll_in(in));
+	w(ours, out, "out");
+	w(ours, in, "in");
+	note(" add %s", err(ctl(in, ADD, fd[0], EPOLLIN, 3)));
+	note("poll %d", poll_in(in));
+	w(ours, out, "out");
+	w(ours, in, "in");
+	x_done(fd);
+	x_done(keep);
+	x_close(in);
+	x_close(out);
+}
+
+/* More sets than entries are kept for: the rest is deleted for good. */
+static void dormant_many(void)
+{
+	int fd[2], ep[20], kept = 0;
+	struct epoll_event got;
+
+	x_pair(1, fd);
+	for (int i = 0; i < 20; i++) {
+		ep[i] = new_set();
+		CHECK(ctl(ep[i], ADD, fd[0], EPOLLIN, (u64)i) == 0);
+	}
+	for (int i = 0; i < 20; i++) {
+		CHECK(ctl(ep[i], DEL, fd[0], 0, 0) == 0);
+		kept += in_kernel(ep[i], fd[0]);
+	}
+	CHECK(kept > 0 && kept <= 8, "%d", kept);
+	x_send(fd[1], "x", 1);
+	for (int i = 0; i < 20; i++) {
+		CHECK(ctl(ep[i], ADD, fd[0], EPOLLIN, (u64)i) == 0);
+		CHECK(h_epoll_wait(ep[i], &got, 1, 1000) == 1 && got.data.u64 == (u64)i);
+	}
+	for (int i = 0; i < 20; i += 2)
+		x_close(ep[i]);
+	for (int i = 1; i < 20; i += 2) {
+		CHECK(ctl(ep[i], DEL, fd[0], 0, 0) == 0 && ctl(ep[i], DEL, fd[0], 0, 0) == -1 && errno == ENOENT);
+		CHECK(h_epoll_wait(ep[i], &got, 1, 0) == 0);
+	}
+	x_done(fd);
+	for (int i = 1; i < 20; i += 2)
+		x_close(ep[i]);
+}
+
+static void changes(int ep, int fd, int n)
+{
+	for (int i = 0; i < n; i++) {
+		CHECK(ctl(ep, ADD, fd, EPOLLOUT, 2) == 0 && ctl(ep, MOD, fd, EPOLLIN | EPOLLOUT, 3) == 0);
+		CHECK(ctl(ep, DEL, fd, 0, 0) == 0 && ctl(ep, DEL, fd, 0, 0) == -1 && errno == ENOENT);
+	}
+}
+
+/* Added and deleted at each message, while nothing sleeps: no system call. */
+static void dormant_is_free(void)
+{
+	int fd[2], ep = new_set(), st;
+
+	x_pair(1, fd);
+	ctl(ep, ADD, fd[0], EPOLLIN, 1);
+	ctl(ep, DEL, fd[0], 0, 0);
+	pid_t pid = fork();
+	if (!pid) {
+		struct sock_filter allow[] = { /* what CHECK and _exit need (a sanitizer asks for the signal stack); else death */
+			BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+			BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_exit_group, 2, 0),
+			BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_sigaltstack, 1, 0),
+			BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_write, 0, 1),
+			BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+			BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+		};
+		struct sock_fprog prog = {sizeof allow / sizeof *allow, allow};
+		changes(ep, fd[0], 10); /* a sanitizer's own first times */
+		CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0);
+		changes(ep, fd[0], 1000);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &st, 0) == pid);
+	CHECK(st == 0, "a system call in epoll_ctl: %x", st);
+	x_done(fd);
+	x_close(ep);
+}
+
+/* Over fork: both processes may add what was deleted before. */
+static void dormant_forked(void)
+{
+	int fd[2], other[2], ep = new_set();
+	struct epoll_event got;
+
+	x_pair(1, fd);
+	x_pair(1, other);
+	ctl(ep, ADD, fd[0], EPOLLIN, 1);
+	ctl(ep, ADD, other[0], EPOLLIN, 2);
+	CHECK(h_epoll_wait(ep, &got, 1, 0) == 0);
+	ctl(ep, DEL, fd[0], 0, 0);
+	ctl(ep, DEL, other[0], 0, 0);
+	pid_t pid = fork();
+	if (!pid) {
+		lane_forked();
+		S->pid = (u32)getpid();
+		S->engine = ENG_COLD;
+		epoll_forked();
+		bell_forked();
+		if (ctl(ep, DEL, fd[0], 0, 0) != -1 || errno != ENOENT || ctl(ep, ADD, fd[0], EPOLLIN, 7) < 0)
+			_exit(2);
+		if (ctl(ep, ADD, fd[0], EPOLLIN, 7) != -1 || errno != EEXIST)
+			_exit(3);
+		x_send(fd[1], "x", 1);
+		if (h_epoll_wait(ep, &got, 1, 5000) != 1 || got.data.u64 != 7)
+			_exit(4);
+		x_drain(fd[0]);
+		if (ctl(ep, DEL, fd[0], 0, 0) < 0 || in_kernel(ep, fd[0]))
+			_exit(5);
+		x_close(other[0]); /* the parent's stays */
+		_exit(in_kernel(ep, other[0]) ? 0 : 6);
+	}
+	int st;
+	CHECK(waitpid(pid, &st, 0) == pid && st == 0, "child %x", st);
+	for (int i = 0; i < 2; i++) {
+		int *p = i ? other : fd;
+		CHECK(ctl(ep, ADD, p[0], EPOLLIN, 8) == 0);
+		x_send(p[1], "x", 1);
+		CHECK(h_epoll_wait(ep, &got, 1, 5000) == 1 && got.data.u64 == 8);
+		x_drain(p[0]);
+	}
+	struct sock *a = x_sock(fd[0]);
+	a->b->state = S_CLC; /* and plain, where the child took the kernel's registration away */
+	become_plain(a);
+	become_plain(a + 1);
+	CHECK(send(fd[1], "x", 1, 0) == 1 && h_epoll_wait(ep, &got, 1, 1000) == 1 && got.data.u64 == 8);
+	x_done(fd);
+	x_done(other);
+	x_close(ep);
+}
+
+/*
+ * epoll_ctl in a handler that interrupts epoll_ctl and epoll_wait on the same socket, and threads beside. Successful
+ * ADDs less successful DELs is what is registered; what is reported was asked for as one.
+ */
+static struct {
+	int ep, fd[2];
+	_Atomic int on;
+	_Atomic u64 runs, done;
+	_Atomic int stop;
+	int close;
+} cc;
+
+static u64 asks(u32 k, u32 *events)
+{
+	static const u32 mask[] = {EPOLLIN, EPOLLOUT, EPOLLIN | EPOLLOUT, EPOLLIN | EPOLLET, EPOLLOUT | EPOLLONESHOT};
+
+	*events = mask[k % 5];
+	return 10 + k % 5;
+}
+
+static void any_ctl(u32 r)
+{
+	u32 events;
+	u64 data = asks(r >> 4, &events);
+
+	if (r % 3 == 0 && ctl(cc.ep, ADD, cc.fd[0], events, data) == 0)
+		cc.on++;
+	else if (r % 3 == 1 && ctl(cc.ep, DEL, cc.fd[0], 0, 0) == 0)
+		cc.on--;
+	else if (r % 3 == 2)
+		ctl(cc.ep, MOD, cc.fd[0], events, data);
+	cc.done++;
+}
+
+static void any_wait(void)
+{
+	struct epoll_event ev[2];
+	int n = h_epoll_wait(cc.ep, ev, 2, 0);
+
+	CHECK(n <= 1 || cc.close, "one socket, %d events", n);
+	if (n < 1)
+		return;
+	u32 events;
+	CHECK(ev[0].data.u64 >= 10 && ev[0].data.u64 < 15);
+	asks((u32)ev[0].data.u64 - 10, &events);
+	CHECK(ev[0].events == (events & (EPOLLIN | EPOLLOUT)), "asked for %x, got %x", events, ev[0].events);
+}
+
+static void ctl_handler(int sig)
+{
+	static u32 x = 9;
+	int e = errno;
+
+	(void)sig;
+	cc.runs++;
+	if (cc.close && rnd(&x) % 4 == 0) {
+		x_close(cc.ep);
+		cc.ep = new_set();
+	}
+	any_ctl(rnd(&x));
+	if (rnd(&x) % 4 == 0)
+		any_wait();
+	errno = e;
+}
+
+static void *ctl_thread(void *p)
+{
+	u32 x = 77 + (u32)(long)p;
+	sigset_t all;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, 0);
+	while (!cc.stop) {
+		any_ctl(rnd(&x));
+		any_wait();
+	}
+	return 0;
+}
+
+static void ctl_in_ctl(int threads, int close)
+{
+	struct sigaction sa = {.sa_handler = ctl_handler};
+	struct itimerval tick = {{0, 40}, {0, 40}}, off = {0};
+	pthread_t t[2];
+	u32 x = 1;
+	int fill[2];
+
+	memset(&cc, 0, sizeof cc);
+	cc.ep = new_set();
+	cc.close = close;
+	x_pair(1, cc.fd);
+	x_pair(1, fill);
+	CHECK(ctl(cc.ep, ADD, fill[0], 0, 63) == 0);
+	x_send(cc.fd[1], "x", 1);
+	for (long i = 0; i < threads; i++)
+		pthread_create(&t[i], 0, ctl_thread, (void *)i);
+	sigaction(SIGALRM, &sa, 0);
+	setitimer(ITIMER_REAL, &tick, 0);
+	for (i64 end = now_ns() + 700 * MS * scale; now_ns() < end;) {
+		any_ctl(rnd(&x));
+		if (rnd(&x) % 16 == 0)
+			any_wait();
+	}
+	setitimer(ITIMER_REAL, &off, 0);
+	cc.stop = 1;
+	for (int i = 0; i < threads; i++)
+		pthread_join(t[i], 0);
+	signal(SIGALRM, SIG_DFL);
+	CHECK(cc.runs > 100);
+	int there = ctl(cc.ep, DEL, cc.fd[0], 0, 0) == 0;
+	CHECK(close || there == cc.on, "%d added and not deleted, %d there", cc.on, there);
+	any_wait();
+	u32 events;
+	u64 data = asks(0, &events);
+	CHECK(ctl(cc.ep, ADD, cc.fd[0], events, data) == 0);
+	struct epoll_event ev;
+	CHECK(h_epoll_wait(cc.ep, &ev, 1, 1000) == 1 && ev.data.u64 == data);
+	if (getenv("READY_VERBOSE"))
+		fprintf(stderr, "  %d threads: %llu calls, %llu handlers\n", threads, (long long)cc.done, (long long)cc.runs);
+	x_done(cc.fd);
+	x_done(fill);
+	x_close(cc.ep);
+}
+
+static void dormants(void)
+{
+	static const u32 trigger[] = {0, EPOLLET, EPOLLONESHOT, EPOLLET | EPOLLONESHOT};
+	static const u32 mask[] = {EPOLLIN, EPOLLOUT, EPOLLIN | EPOLLOUT, EPOLLIN | EPOLLRDHUP, 0};
+
+	section("dormant");
+	for (u32 t = 0; t < 4; t++)
+		for (u32 m = 0; m < 5; m++)
+			for (int fin = 0; fin < 2; fin++)
+				SAME(dormant, (int)trigger[t], (int)mask[m], fin);
+	for (int how = 0; how < 3; how++)
+		SAME(dormant_number, how, 0, 0);
+	for (int back = 0; back < 3; back++) {
+		SAME(dormant_hand_over, 0, back, 0);
+		SAME(dormant_hand_over, (int)EPOLLET, back, 0);
+		SAME(dormant_hand_over, (int)EPOLLEXCLUSIVE, back, 0);
+	}
+	for (int late = 0; late < 2; late++)
+		for (int polled = 0; polled < 2; polled++)
+			SAME(dormant_outside, late, polled, 0);
+	dormant_many();
+	dormant_is_free();
+	dormant_forked();
+	section("epoll_ctl in epoll_ctl");
+	ctl_in_ctl(0, 0);
+	ctl_in_ctl(2, 0);
+	ctl_in_ctl(0, 1);
+}
+
 /* ---- cost ---- */
 
 static double cost(int registered, u32 events)
@@ -1245,6 +1713,7 @@ int main(void)
 	close_while_waiting();
 	cancel();
 	handlers();
+	dormants();
 	section("cost");
 	double few = cost(10, EPOLLIN), many = cost(1000, EPOLLIN), edge = cost(1000, EPOLLIN | EPOLLET);
 	if (getenv("READY_VERBOSE"))

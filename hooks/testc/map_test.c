@@ -64,6 +64,10 @@ int engine_post(u32 op, struct sock *s, u64 arg)
 	posted++;
 	return 0;
 }
+void epoll_number_closed(struct sock *s, int fd)
+{
+	CHECK(kind_of(fd) == FD_SOCK && atomic_load(&S->fd_sock[fd]) == sock_idx(s), "too late: %d names something else", fd);
+}
 void epoll_sock_closed(struct sock *s, int fd)
 {
 	CHECK(s->fd == -1 && fd >= 0 && s->b);

@@ -94,6 +94,7 @@ static void x_forget(int fd)
 	if (kind_of(fd) == FD_EPOLL)
 		epoll_set_closed(fd);
 	if (s) {
+		epoll_number_closed(s, fd);
 		epoll_sock_closed(s, fd);
 		atomic_fetch_sub(&s->refs, 1);
 		atomic_fetch_sub(&s->fds, 1);
@@ -298,6 +299,8 @@ static void x_done(int fd[2])
 	x_close(fd[1]);
 	if (a) {
 		CHECK(!a[0].eps && !a[1].eps);
+		for (i64 t0 = now_ns(); atomic_load(&a[0].refs) || atomic_load(&a[1].refs); sched_yield())
+			CHECK(now_ns() - t0 < 5000 * MS, "somebody still holds a closed socket");
 		free_pair(a);
 		a[0].b = a[1].b = 0;
 	}

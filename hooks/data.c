@@ -40,14 +40,16 @@ static ssize_t iov_total(const struct iovec *iov, int n, int flags)
 	if (n < 0 || n > IOV_LIMIT)
 		return -EINVAL;
 	for (int i = 0; i < n; i++) {
-		sum += iov[i].iov_len;
-		if (sum > SSIZE_MAX || iov[i].iov_len > SSIZE_MAX)
+		if (iov[i].iov_len > SSIZE_MAX)
 			return -EINVAL;
+		sum += iov[i].iov_len;
+		if (sum > CALL_MAX)
+			sum = CALL_MAX;
 		/* The kernel would find any bad address; we can tell those that never are a program's memory. */
 		if (iov[i].iov_len && !(flags & MSG_TRUNC) && ((uintptr_t)iov[i].iov_base < LOWEST || (uintptr_t)iov[i].iov_base > HIGHEST - iov[i].iov_len))
 			return -EFAULT;
 	}
-	return (ssize_t)(sum > 0x7ffff000 ? 0x7ffff000 : sum); /* Linux' MAX_RW_COUNT */
+	return (ssize_t)sum;
 }
 
 static int nonblocking(const struct sock *s, int flags)
@@ -96,6 +98,17 @@ static int hand_back(struct sock *s)
 	return 1;
 }
 
+/* As sock_rcvlowat: how many bytes a reader that may wait waits for. */
+static size_t target(const struct sock *s, size_t want, int flags)
+{
+	size_t low = s->b->rcvlowat;
+
+	/* A peeker empties nothing: with as much as makes poll say IN, more may never find room. */
+	if (flags & MSG_PEEK && want > s->rxsize / 2)
+		want = s->rxsize / 2;
+	return flags & MSG_WAITALL || low > want ? want : low ? low : 1;
+}
+
 static ssize_t take(struct sock *s, const struct iovec *iov, int n, size_t want, int flags)
 {
 	size_t done = 0;
@@ -111,16 +124,17 @@ static ssize_t take(struct sock *s, const struct iovec *iov, int n, size_t want,
 			return done ? (ssize_t)done : PASS;
 		if (st == S_ACTIVE) {
 			u32 f = atomic_load_explicit(&s->b->flags, memory_order_acquire); /* before the ring: see BF_FIN */
-			ssize_t r = want ? lane_read(s, iov, n, done, flags) : lane_used(s) ? -EEXIST : 0;
+			size_t skip = flags & MSG_PEEK ? 0 : done;
+			ssize_t r = want ? lane_read(s, iov, n, skip, flags) : lane_used(s) ? -EEXIST : 0;
 
 			if (r == -EEXIST)
 				return 0;
 			if (r < 0)
 				return done ? (ssize_t)done : r;
-			done += (size_t)r;
-			if (done && (done == want || !(flags & MSG_WAITALL) || (flags & MSG_PEEK)))
+			done = skip + (size_t)r;
+			if (done && (done == want || done >= target(s, want, flags)))
 				return (ssize_t)done;
-			if (r)
+			if (r && !(flags & MSG_PEEK))
 				continue;
 			int e = done ? 0 : take_error(s);
 			if (e)
@@ -329,9 +343,15 @@ ssize_t h_read(int fd, void *buf, size_t len)
 	return r == PASS ? S->real->read(fd, buf, len) : finish(r);
 }
 
+/* The kernel's readv and writev end there, before they ask the socket; recvmsg and sendmsg do not. */
+static int nothing(const struct iovec *iov, int n)
+{
+	return iov_total(iov, n, MSG_TRUNC) == 0;
+}
+
 ssize_t h_readv(int fd, const struct iovec *iov, int n)
 {
-	ssize_t r = take_fd(fd, iov, n, 0);
+	ssize_t r = nothing(iov, n) ? PASS : take_fd(fd, iov, n, 0);
 
 	return r == PASS ? S->real->readv(fd, iov, n) : finish(r);
 }
@@ -358,7 +378,7 @@ ssize_t h_recvfrom(int fd, void *buf, size_t len, int flags, struct sockaddr *sa
 
 ssize_t h_recvmsg(int fd, struct msghdr *m, int flags)
 {
-	ssize_t r = (flags & (MSG_OOB | MSG_ERRQUEUE)) ? PASS : take_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags);
+	ssize_t r = (flags & (MSG_OOB | MSG_ERRQUEUE)) || m->msg_iovlen > IOV_LIMIT ? PASS : take_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags);
 
 	if (r == PASS)
 		return S->real->recvmsg(fd, m, flags);
@@ -375,7 +395,7 @@ int h_recvmmsg(int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec
 	i64 until = t ? now_ns() + t->tv_sec * 1000000000ll + t->tv_nsec : 0;
 	unsigned i = 0;
 
-	if (pass(fd))
+	if (pass(fd) || (t && (t->tv_sec < 0 || (u64)t->tv_nsec > 999999999))) /* EINVAL */
 		return S->real->recvmmsg(fd, v, n, flags, t);
 	for (; i < n && i < IOV_LIMIT; i++) {
 		int f = (flags & ~MSG_WAITFORONE) | (i && (flags & MSG_WAITFORONE) ? MSG_DONTWAIT : 0);
@@ -401,7 +421,7 @@ ssize_t h_write(int fd, const void *buf, size_t len)
 
 ssize_t h_writev(int fd, const struct iovec *iov, int n)
 {
-	ssize_t r = put_fd(fd, iov, n, 0);
+	ssize_t r = nothing(iov, n) ? PASS : put_fd(fd, iov, n, 0);
 
 	return r == PASS ? S->real->writev(fd, iov, n) : finish(r);
 }
@@ -424,7 +444,7 @@ ssize_t h_sendto(int fd, const void *buf, size_t len, int flags, const struct so
 
 ssize_t h_sendmsg(int fd, const struct msghdr *m, int flags)
 {
-	ssize_t r = put_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags);
+	ssize_t r = m->msg_iovlen > IOV_LIMIT ? PASS : put_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags); /* EMSGSIZE */
 
 	return r == PASS ? S->real->sendmsg(fd, m, flags) : finish(r);
 }
@@ -447,14 +467,14 @@ int h_sendmmsg(int fd, struct mmsghdr *v, unsigned n, int flags)
 /* On a socket only offset -1 ("the current position") is not ESPIPE, which libc answers. */
 ssize_t h_preadv2(int fd, const struct iovec *iov, int n, off_t off, int flags)
 {
-	ssize_t r = off == -1 ? take_fd(fd, iov, n, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0) : PASS;
+	ssize_t r = off == -1 && !nothing(iov, n) ? take_fd(fd, iov, n, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0) : PASS;
 
 	return r == PASS ? S->real->preadv2(fd, iov, n, off, flags) : finish(r);
 }
 
 ssize_t h_pwritev2(int fd, const struct iovec *iov, int n, off_t off, int flags)
 {
-	ssize_t r = off == -1 ? put_fd(fd, iov, n, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0) : PASS;
+	ssize_t r = off == -1 && !nothing(iov, n) ? put_fd(fd, iov, n, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0) : PASS;
 
 	return r == PASS ? S->real->pwritev2(fd, iov, n, off, flags) : finish(r);
 }

@@ -302,10 +302,8 @@ static inline size_t at_init(struct at *a, const struct iovec *v, int n, size_t 
 
 	*a = (struct at){v, v + n, 0};
 	for (int i = 0; i < n; i++)
-		if (__builtin_add_overflow(sum, v[i].iov_len, &sum))
-			sum = SSIZE_MAX;
-	if (sum > SSIZE_MAX)
-		sum = SSIZE_MAX;
+		if (__builtin_add_overflow(sum, v[i].iov_len, &sum) || sum > CALL_MAX)
+			sum = CALL_MAX;
 	if (skip >= sum)
 		return 0;
 	at_move(a, skip);

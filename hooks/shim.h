@@ -438,6 +438,7 @@ void lk_unlock(struct lk *l, int nested) HIDDEN;
  * cursors: the connection is marked BF_BROKEN). flags: MSG_PEEK, MSG_TRUNC (discard). lane_write: bytes, 0 = no room. */
 ssize_t lane_read(struct sock *s, const struct iovec *iov, int n, size_t skip, int flags) HIDDEN;
 ssize_t lane_write(struct sock *s, const struct iovec *iov, int n, size_t skip) HIDDEN;
+#define CALL_MAX 0x7ffff000ul /* Linux' MAX_RW_COUNT: no call moves more, whatever it is given */
 u64 lane_used(struct sock *s) HIDDEN; /* bytes in the rx ring */
 u64 lane_unsent(struct sock *s) HIDDEN; /* bytes in the tx ring that the peer has not read */
 u64 lane_room(struct sock *s) HIDDEN; /* free bytes in the tx ring */

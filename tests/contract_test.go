@@ -18,6 +18,7 @@ func TestPrograms(t *testing.T) {
 		{"half close and reset and broken pipe look as over TCP", []string{"shutdown"}, bySMC(40)},
 		{"the flags of send and recv mean what they mean", []string{"flags"}, bySMC(100000)},
 		{"vectors and messages and files and pipes move bytes", []string{"vectors"}, bySMC(9 << 20)},
+		{"a call moves as much as it must and no more", []string{"amounts"}, bySMC(1 << 30)},
 		{"time limits and signals end the calls that they must end", []string{"waiting"}, bySMC(8)},
 		{"connect and accept behave in every mode", []string{"connecting"}, either("peer-not-offering")},
 		{"descriptors can be duplicated and closed and used again", []string{"dup"}, bySMC(40)},

@@ -61,6 +61,7 @@ type loop struct {
 	conns map[uint32]*conn // by sock index
 	owed  map[uint64]*conn // client connections that wait for a claim, by the cookie of their TCP socket
 	peers map[roce.GID]uint32
+	crowd int                // so many peers, and it is time to look who is gone
 	timed map[*conn]struct{} // connections with a deadline
 	sweep engine.Instant     // when to look for idle rings; 0 = nothing to look for
 }
@@ -85,6 +86,7 @@ func newLoop(sh *C.struct_shim) (*loop, error) {
 	l := &loop{
 		sh: sh, log: newLogger(), now: now(),
 		conns: map[uint32]*conn{}, owed: map[uint64]*conn{}, timed: map[*conn]struct{}{}, peers: map[roce.GID]uint32{},
+		crowd: smallCrowd,
 	}
 	var gid roce.GID
 	for i := range gid {

@@ -57,6 +57,10 @@ func (l *loop) peer(gid roce.GID) uint32 {
 	if n, ok := l.peers[gid]; ok {
 		return n
 	}
+	if len(l.peers) >= l.crowd {
+		l.forgetDead()
+		l.crowd = 2*len(l.peers) + smallCrowd
+	}
 	for n := uint32(C.SELF_PEER + 1); n < C.PEER_MAX; n++ {
 		p := &l.sh.peer[n]
 		if p.used != 0 {
@@ -70,6 +74,28 @@ func (l *loop) peer(gid roce.GID) uint32 {
 		return n
 	}
 	return 0
+}
+
+// smallCrowd is how many peers are kept without asking whether they live.
+const smallCrowd = 8
+
+// forgetDead gives back what processes cost that are gone: each left its bell page mapped and its bells open. Those that
+// a connection of the program still names stay. It runs when the number of peers has doubled.
+func (l *loop) forgetDead() {
+	named := map[uint32]bool{C.SELF_PEER: true}
+	for i := range min(uint32(l.sh.sock_top), C.SOCK_MAX) {
+		if s := &l.sh.sock[i]; s.refs != 0 {
+			named[uint32(s.peer)] = true
+		}
+	}
+	for gid, n := range l.peers {
+		if named[n] || l.dev.Reachable(gid) {
+			continue
+		}
+		C.bell_forget(C.u32(n))
+		delete(l.peers, gid)
+		l.sh.peer[n].used = 0
+	}
 }
 
 func (l *loop) sendClaim(gid [16]C.u8, cookie uint64, slot uint32) {

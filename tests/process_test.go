@@ -2,6 +2,7 @@ package tests
 
 import (
 	"fmt"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -66,6 +67,26 @@ func TestPlainConnectionsCostNoSystemCall(t *testing.T) {
 	sameAsNative(t, plain("peer-not-offering"), func(w *harness.World) string {
 		_, port := w.Echo(harness.Command{Plain: true})
 		return fmt.Sprint(calls(w, port, 2000)-calls(w, port, 1000), " system calls for 1000 pieces each way")
+	})
+}
+
+func TestAServerKeepsNothingOfClientsThatAreGone(t *testing.T) {
+	underLibrary(t, bySMC(40*2000), func(w *harness.World) string {
+		server, port := w.Echo(harness.Command{})
+		clients := func(n int) int {
+			for range n {
+				w.Ask(harness.Command{}, port, 1, 1000, "poll").OK()
+			}
+			fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", server.PID()))
+			if err != nil {
+				w.Fail("%v", err)
+			}
+			return len(fds)
+		}
+		if few, many := clients(12), clients(28); many > few+5 {
+			w.Fail("%d descriptors after 12 clients, %d after 40", few, many)
+		}
+		return ""
 	})
 }
 

@@ -4,6 +4,7 @@
  * echo hold PORT CONNECTIONS TEXT            a client that sends TEXT on each, reads as much, prints "holding", stays until a signal
  * Options: port=N  reuseport  first (the server speaks first)  fd=N (an inherited listener)  piece=BYTES
  *          heir=exec|fork (a plain process, without the library, gets the listener: instead of us, or beside us)
+ *          poll (the client polls before it receives)
  *          limit=memory|processes|files|filter (before the first connection)
  */
 #include "app.h"
@@ -13,7 +14,7 @@
 
 enum { MOST = 4096 };
 static char buf[1 << 16];
-static int wanted_port, reuseport, first, fd_given = -1, piece = 4096;
+static int wanted_port, reuseport, first, polls, fd_given = -1, piece = 4096;
 
 static void exhaust_files(int leave)
 {
@@ -81,10 +82,8 @@ static void serve(const char *limited, const char *heir)
 			if (!set[i].revents)
 				continue;
 			ssize_t k = recv(set[i].fd, buf, sizeof buf, 0);
-			if (k > 0) {
-				send_all(set[i].fd, buf, k);
+			if (k > 0 && send(set[i].fd, buf, k, MSG_NOSIGNAL) == k)
 				continue;
-			}
 			close(set[i].fd);
 			set[i] = set[--n];
 		}
@@ -114,6 +113,8 @@ static void ask(int p, int connections, int bytes, const char *limited)
 		for (int left = bytes; left > 0; left -= piece) {
 			size_t n = left < piece ? left : piece;
 			send_all(fd, data, n);
+			if (polls)
+				check(poll_for(fd, POLLIN, 60000) & POLLIN);
 			check(receive_all(fd, buf, n) == n && !memcmp(data, buf, n));
 		}
 		must(shutdown(fd, SHUT_WR));
@@ -143,6 +144,8 @@ int main(int argc, char **argv)
 			reuseport = 1;
 		else if (!strcmp(argv[i], "first"))
 			first = 1;
+		else if (!strcmp(argv[i], "poll"))
+			polls = 1;
 		else if (!strncmp(argv[i], "limit=", 6))
 			limited = argv[i] + 6;
 		else if (!strncmp(argv[i], "heir=", 5))

@@ -163,8 +163,8 @@ func (a *attacker) offer(fd int) (slot uint32, word *uint64) {
 	cookie := must(unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE))
 	bucket := uint32(cookie*0x9E3779B97F4A7C15>>55) * 8
 	for i := range uint32(16) {
-		n := bucket ^ i&8 + i&7
-		if n = (bucket ^ (i & 8)) + i&7; a.u64(ownAt, n) != 0 {
+		n := (bucket ^ i&8) + i&7
+		if a.u64(ownAt, n) != 0 {
 			continue
 		}
 		*a.at(ownAt + 8*int(n)) = a.own

@@ -1591,6 +1591,53 @@ static void ctl_in_ctl(int threads, int close)
 	x_close(cc.ep);
 }
 
+/* A change to what is ready already, at any moment of another thread's going to sleep: it is woken. */
+static struct {
+	int ep;
+	_Atomic u64 got;
+	_Atomic int stop;
+} cs;
+
+static void *cs_waiter(void *p)
+{
+	struct epoll_event ev;
+
+	while (!cs.stop) {
+		CHECK(h_epoll_wait(cs.ep, &ev, 1, 5000) == 1, "asleep after %llu changes", (long long)cs.got);
+		cs.got++;
+	}
+	return p;
+}
+
+static void ctl_while_asleep(void)
+{
+	u32 x = 3;
+	u64 n = 0;
+	int fd[2];
+	pthread_t t;
+
+	memset(&cs, 0, sizeof cs);
+	cs.ep = new_set();
+	x_pair(1, fd);
+	ctl(cs.ep, ADD, fd[0], EPOLLIN | EPOLLONESHOT, 1);
+	x_send(fd[1], "x", 1);
+	pthread_create(&t, 0, cs_waiter, 0);
+	for (i64 end = now_ns() + 500 * MS * scale; now_ns() < end; n++) {
+		while (cs.got == n)
+			;
+		for (volatile u32 i = rnd(&x) % 4000; i; i--)
+			;
+		if (n & 1)
+			ctl(cs.ep, DEL, fd[0], 0, 0);
+		CHECK(ctl(cs.ep, n & 1 ? ADD : MOD, fd[0], EPOLLIN | EPOLLONESHOT, n) == 0);
+	}
+	cs.stop = 1;
+	ctl(cs.ep, MOD, fd[0], EPOLLIN, 1);
+	pthread_join(t, 0);
+	x_done(fd);
+	x_close(cs.ep);
+}
+
 static void dormants(void)
 {
 	static const u32 trigger[] = {0, EPOLLET, EPOLLONESHOT, EPOLLET | EPOLLONESHOT};
@@ -1614,6 +1661,7 @@ static void dormants(void)
 	dormant_many();
 	dormant_is_free();
 	dormant_forked();
+	ctl_while_asleep();
 	section("epoll_ctl in epoll_ctl");
 	ctl_in_ctl(0, 0);
 	ctl_in_ctl(2, 0);

@@ -442,8 +442,35 @@ ssize_t h_sendto(int fd, const void *buf, size_t len, int flags, const struct so
 	return r == PASS ? S->real->sendto(fd, buf, len, flags, sa, salen) : finish(r);
 }
 
+/*
+ * A connection handed to another process, which would know nothing of its rings: not established yet, it becomes plain. Its
+ * own epoll_ctl(EPOLL_CTL_DEL) before close would otherwise be its first use here.
+ */
+static void hand_over(const struct msghdr *m)
+{
+	int before = errno;
+
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR((struct msghdr *)m, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len < CMSG_LEN(0))
+			continue;
+		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+			int fd;
+			memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+			struct sock *s = kind_of(fd) == FD_SOCK && life_mine() ? sock_get(fd, 1) : 0;
+			if (!s)
+				continue;
+			if (atomic_load(&s->b->state) != S_ACTIVE)
+				sock_leave(s, R_LEFT_EARLY);
+			sock_put(s);
+		}
+	}
+	errno = before;
+}
+
 ssize_t h_sendmsg(int fd, const struct msghdr *m, int flags)
 {
+	if (unlikely(m->msg_control && m->msg_controllen) && kind_of(fd) != FD_SOCK)
+		hand_over(m);
 	ssize_t r = m->msg_iovlen > IOV_LIMIT ? PASS : put_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags); /* EMSGSIZE */
 
 	return r == PASS ? S->real->sendmsg(fd, m, flags) : finish(r);

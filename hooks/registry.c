@@ -24,6 +24,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #define REG_MAGIC 0x47455253u
 #define REG_VERSION 1 /* of the layout below; SMCR_ABI of a process stands in its entries */
@@ -1350,6 +1351,34 @@ int reg_get_gid(int slot, u64 cookie, u8 gid[16])
 	return 0;
 }
 
+/*
+ * Server: the client behind the accepted socket `fd` shall not wait for a claim. The slot says so, the datagram only that
+ * there is something to see: without it (no descriptor, no name yet) the client looks by itself within half a second.
+ */
+void reg_refuse(int fd)
+{
+	struct sockaddr_un to = {.sun_family = AF_UNIX}, from = {.sun_family = AF_UNIX};
+	const socklen_t len = offsetof(struct sockaddr_un, sun_path) + 1 + 16;
+	struct { u32 type, len; u64 cookie; u32 slot; } __attribute__((packed)) m = {DGRAM_CLAIM, 12, 0, 0};
+	struct diag d;
+	int slot;
+
+	if (reg_ready() < 0 || diag_mirror(fd, &d) < 0 || (slot = reg_find(d.cookie)) < 0)
+		return;
+	int known = reg_get_gid(slot, d.cookie, (u8 *)to.sun_path + 1) == 0;
+	if (!reg_withdraw(slot, d.cookie) || !known)
+		return;
+	m.cookie = d.cookie;
+	m.slot = (u32)slot;
+	/* A socket with a name of its own, as engines listen only to such: this process may have no engine. */
+	long s = sys(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (s < 0)
+		return;
+	if (sys(SYS_getrandom, from.sun_path + 1, 16, 0) == 16 && sys(SYS_bind, s, &from, len) == 0)
+		sys(SYS_sendto, s, &m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL, &to, len);
+	sys(SYS_close, s);
+}
+
 /* ---- more blocks ---- */
 
 /* Behind the `n` that the process's file has: SLAB_BLOCKS more, mapped, or 0. */
@@ -1388,6 +1417,20 @@ void reg_forked(void)
 		r->pid = r->page_own = 0;
 		r->netns_known = 0;
 		r->err = 0;
+	}
+}
+
+void reg_exec_accepted(void)
+{
+	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++) {
+		struct sock *s = kind_of((int)fd) == FD_SOCK ? sock_get((int)fd, 1) : 0;
+
+		if (!s)
+			continue;
+		long fl = sys(SYS_fcntl, fd, F_GETFD);
+		if (atomic_load(&s->b->state) == S_ACCEPTED && fl >= 0 && !(fl & FD_CLOEXEC))
+			reg_refuse((int)fd);
+		sock_put(s);
 	}
 }
 

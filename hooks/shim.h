@@ -317,6 +317,7 @@ struct bell_ent {
 };
 #define BELL_RETIRED 1ull
 
+#define DGRAM_CLAIM 1u /* see reg_refuse and peers.go */
 /* Body of datagram type 2 (BELL); the descriptors come as SCM_RIGHTS: eventfd[, bell page]. */
 #define DGRAM_BELL 2u
 struct bell_msg {
@@ -533,12 +534,14 @@ int reg_claim(int slot, u64 cookie) HIDDEN; /* 1 = ours now; the client's engine
 int reg_withdraw(int slot, u64 cookie) HIDDEN; /* 1 = nobody had claimed it */
 int reg_state(int slot, u64 cookie) HIDDEN; /* enum reg_state */
 void reg_done(int slot, u64 cookie) HIDDEN; /* the slot is free again */
+void reg_refuse(int fd) HIDDEN; /* server: nobody will claim; its client is told */
 void reg_set_gid(int slot, u64 cookie, const u8 gid[16]) HIDDEN;
 int reg_get_gid(int slot, u64 cookie, u8 gid[16]) HIDDEN;
 struct block *reg_slab(u32 n) HIDDEN; /* SLAB_BLOCKS more blocks behind the n that the process's file has */
 void reg_gone(u32 listener) HIDDEN; /* the last fd of this process for that listener is closed */
 void reg_forked(void) HIDDEN; /* child, after map_forked: its own page and sockets are made when needed */
 void reg_exec(void) HIDDEN;   /* before exec: what the next image inherits it publishes itself, at its first accept */
+void reg_exec_accepted(void) HIDDEN; /* before exec: accepted, unused, inherited: the next image cannot claim these */
 void reg_exit(void) HIDDEN;   /* at exit: removes the process's file and entries; optional, the next start would */
 
 struct diag {

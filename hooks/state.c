@@ -186,6 +186,8 @@ static void claim(struct sock *s)
 
 	if (S->mode == MODE_OFF) {
 		why = R_OFF;
+	} else if (reg_ready() < 0) { /* a forked child looks at the tables for the first time */
+		why = R_REGISTRY;
 	} else if ((r = diag_mirror(s->fd, &d)) < 0) {
 		why = r == -EMFILE || r == -ENFILE ? R_NO_FD : R_NO_CLIENT;
 	} else if ((slot = reg_find(d.cookie)) >= 0) {
@@ -194,6 +196,7 @@ static void claim(struct sock *s)
 			why = (u32)-r;
 			turn_down(slot, d.cookie);
 			slot = -1;
+			reg_refuse(s->fd);
 		}
 	}
 
@@ -494,6 +497,7 @@ static void leave(struct sock *s, u32 reason, int decline)
 	struct block *b = s->b;
 
 	if (state_of(s) == S_OFFERED && reg_withdraw((int)b->slot, b->cookie)) {
+		reg_done((int)b->slot, b->cookie); /* the engine may never hear of this connection: closed before its request was read */
 		sock_fallback(s, reason, 0);
 		engine_post(REQ_SETTLE, s, 0);
 	}
@@ -504,17 +508,24 @@ static void leave(struct sock *s, u32 reason, int decline)
 	flush_out(s);
 }
 
+/* Not used yet, and it shall be plain: a client that offered is told, or it would wait until its patience ends. */
+static void leave_accepted(struct sock *s, u32 reason)
+{
+	if (state_of(s) != S_ACCEPTED)
+		return;
+	sock_fallback(s, reason, 0);
+	reg_refuse(s->fd);
+}
+
 void sock_settle(struct sock *s)
 {
-	if (state_of(s) == S_ACCEPTED)
-		sock_fallback(s, R_LEFT_EARLY, 0);
+	leave_accepted(s, R_LEFT_EARLY);
 	leave(s, R_LEFT_EARLY, 0);
 }
 
 void sock_leave(struct sock *s, u32 reason)
 {
-	if (state_of(s) == S_ACCEPTED)
-		sock_fallback(s, reason, 0);
+	leave_accepted(s, reason);
 	leave(s, reason, 1);
 }
 

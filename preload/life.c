@@ -400,7 +400,10 @@ FILE *h_popen(const char *cmd, const char *mode)
 static void leave_image(void)
 {
 	settle();
-	if (S->proc && life_mine())
+	if (!S->reg || !life_mine())
+		return;
+	reg_exec_accepted(); /* a forked child, too, which has no page of its own */
+	if (S->proc)
 		reg_exec();
 }
 
@@ -533,6 +536,8 @@ long h_syscall(long nr, long a, long b, long c, long d, long e, long f)
 
 	case SYS_execve:
 	case SYS_execveat:
+		leave_image();
+		break;
 	case SYS_exit_group:
 		settle();
 		break;

@@ -28,7 +28,8 @@
 	X(ssize_t, send, (int fd, const void *buf, size_t n, int flags), (fd, buf, n, flags), OURS(fd))                       \
 	X(ssize_t, sendto, (int fd, const void *buf, size_t n, int flags, const struct sockaddr *sa, socklen_t len),          \
 	  (fd, buf, n, flags, sa, len), OURS(fd))                                                                             \
-	X(ssize_t, sendmsg, (int fd, const struct msghdr *m, int flags), (fd, m, flags), OURS(fd))                            \
+	X(ssize_t, sendmsg, (int fd, const struct msghdr *m, int flags), (fd, m, flags),                                      \
+	  OURS(fd) || unlikely(m && m->msg_controllen)) /* SCM_RIGHTS */                                                      \
 	X(int, sendmmsg, (int fd, struct mmsghdr *v, unsigned n, int flags), (fd, v, n, flags), OURS(fd))                     \
 	X(ssize_t, preadv2, (int fd, const struct iovec *v, int n, off_t off, int flags), (fd, v, n, off, flags), OURS(fd))   \
 	X(ssize_t, pwritev2, (int fd, const struct iovec *v, int n, off_t off, int flags), (fd, v, n, off, flags), OURS(fd))  \

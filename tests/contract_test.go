@@ -23,6 +23,7 @@ func TestPrograms(t *testing.T) {
 		{"connect and accept behave in every mode", []string{"connecting"}, either("peer-not-offering")},
 		{"descriptors can be duplicated and closed and used again", []string{"dup"}, bySMC(40)},
 		{"connections are shared with forked children", []string{"forks"}, bySMC(100)},
+		{"connections can be given away before their first use", []string{"handed"}, either("left-early")},
 		{"epoll reports what it must and nothing else", []string{"epoll"}, either("left-early")},
 		{"poll and select report what they must", []string{"multiplex"}, bySMC(100000)},
 		{"options and addresses and status are the socket's", []string{"options"}, bySMC(14)},
@@ -44,6 +45,15 @@ func run(program ...string) scenario {
 	return func(w *harness.World) string {
 		return w.Run(harness.Command{Args: append([]string{harness.App(program[0])}, program[1:]...)}).String()
 	}
+}
+
+// A report makes each process list itself when it starts; without one a forked child first meets the registry when it
+// uses a connection that its parent accepted.
+func TestForkedChildrenServeWithoutAReport(t *testing.T) {
+	uncounted := func(*testing.T, harness.Counts) {}
+	sameAsNative(t, uncounted, func(w *harness.World) string {
+		return w.Run(harness.Command{Args: []string{"env", "-u", "SMCR_REPORT_DIR", harness.App("handed")}}).String()
+	})
 }
 
 func TestEveryByteArrivesInEveryStyle(t *testing.T) {

@@ -876,6 +876,17 @@ static struct registry *reg_mine(void)
 	return (struct registry *)m;
 }
 
+/* Whoever we share our listeners with: a client that finds one waits for a claim, which this process cannot make any more. */
+static void drop_inherited(struct registry *r)
+{
+	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++) {
+		u32 n = kind_of((int)fd) == FD_LISTENER ? atomic_load(&S->fd_sock[fd]) : 0;
+		struct listener e;
+		if (n && n <= LISTENERS && listener_copy(&r->t->l[n - 1], &e) && e.cookie == sockopt_u64((int)fd, SO_COOKIE))
+			listener_drop(&r->t->l[n - 1], e.own, e.cookie);
+	}
+}
+
 /* After setuid the tables are another user's. Threads may be reading them: zeros take their place, not a hole. */
 static int uid_changed(struct registry *r)
 {
@@ -883,9 +894,11 @@ static int uid_changed(struct registry *r)
 		return 0;
 	int nested = lk_lock(&r->lk);
 	if (!r->left) {
-		if (r->t)
+		if (r->t) {
+			drop_inherited(r);
 			sys(SYS_mmap, r->t, sizeof(struct table), PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+		}
 		r->left = 1;
 	}
 	lk_unlock(&r->lk, nested);
@@ -908,6 +921,8 @@ static int reg_open(struct registry *r)
 	char comm[16];
 	int gone, dir, err;
 
+	if (r->t && uid_changed(r)) /* forked, then setuid, then here for the first time: nginx's workers */
+		return -R_REGISTRY;
 	r->uid = (u32)sys(SYS_geteuid);
 	r->pid = 0;
 	r->start = start_of("self", comm, &gone);

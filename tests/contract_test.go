@@ -23,7 +23,7 @@ func TestPrograms(t *testing.T) {
 		{"connect and accept behave in every mode", []string{"connecting"}, either("peer-not-offering")},
 		{"descriptors can be duplicated and closed and used again", []string{"dup"}, bySMC(40)},
 		{"connections are shared with forked children", []string{"forks"}, bySMC(100)},
-		{"connections can be given away before their first use", []string{"handed"}, either("left-early")},
+		{"connections can be given away before their first use", []string{"handed"}, either("left-early", "no-registry", "not-claimed", "peer-not-offering", "peer-sent-plain", "client-not-offering")},
 		{"epoll reports what it must and nothing else", []string{"epoll"}, either("left-early")},
 		{"poll and select report what they must", []string{"multiplex"}, bySMC(100000)},
 		{"options and addresses and status are the socket's", []string{"options"}, bySMC(14)},

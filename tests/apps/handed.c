@@ -1,6 +1,6 @@
 /*
  * handed: connections that whoever accepted them gives away unused: to a forked child, to the image that a forked child becomes
- * (inetd), to another process as a message (a cluster's worker). "at once" is 1 s in the best of three.
+ * (inetd), to another process as a message (a cluster's worker), to a child that is another user by then. "at once" is 1 s in the best of three.
  */
 #include "app.h"
 
@@ -56,8 +56,20 @@ static void as_message(int fd)
 	close(pair[1]);
 }
 
+/* A worker that gave its privileges up; without any to give up, one more child. */
+static void to_other_user(int fd)
+{
+	if (!must(fork())) {
+		if (geteuid() == 0)
+			must(setuid(65534));
+		answer(fd);
+		_exit(0);
+	}
+}
+
 static const struct { const char *how; void (*give)(int); } ways[] = {
 	{ "to a child", to_child }, { "to another image", to_image }, { "as a message", as_message },
+	{ "to another user", to_other_user },
 };
 enum { WAYS = sizeof ways / sizeof *ways, RUNS = 3 };
 

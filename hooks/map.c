@@ -324,6 +324,8 @@ static int ref_up(struct sock *s)
 	return 1;
 }
 
+static struct sock *forget(int fd, u32 *listener, const struct sock *want);
+
 struct sock *sock_get(int fd, int check)
 {
 	if (kind_of(fd) != FD_SOCK)
@@ -339,7 +341,8 @@ struct sock *sock_get(int fd, int check)
 		return 0;
 	}
 	if (check && unlikely(inode_of(fd) != s->ino)) {
-		fd_closed(fd);
+		if (forget(fd, 0, s))
+			sock_put(s);
 		sock_put(s);
 		return 0;
 	}
@@ -431,7 +434,8 @@ static void watch_move(struct sock *s, int from, int to)
 		sys(SYS_epoll_ctl, S->epfd, EPOLL_CTL_ADD, to, &ev);
 }
 
-struct sock *fd_forget(int fd, u32 *listener)
+/* want: only if it is still that connection's number */
+static struct sock *forget(int fd, u32 *listener, const struct sock *want)
 {
 	u8 kind = (u8)kind_of(fd);
 
@@ -442,6 +446,11 @@ struct sock *fd_forget(int fd, u32 *listener)
 	if (kind == FD_EPOLL)
 		epoll_set_closed(fd);
 	struct sock *s = kind == FD_SOCK ? sock_get(fd, 0) : 0;
+	if (want && s != want) {
+		if (s)
+			sock_put(s);
+		return 0;
+	}
 	if (!s) {
 		u32 entry = atomic_load(&S->fd_sock[fd]);
 		if (!atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN) || kind != FD_LISTENER || !listener)
@@ -455,7 +464,8 @@ struct sock *fd_forget(int fd, u32 *listener)
 
 	epoll_number_closed(s, fd);
 	int nested = lk_lock(&S->map_lk), gone = 0;
-	if (atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN)) {
+	/* The number may be another connection's by now: dup2 onto it in one thread, a stale look at it in another. */
+	if (atomic_load(&S->fd_sock[fd]) == sock_idx(s) && atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN)) {
 		int last = atomic_fetch_sub(&s->fds, 1) == 1, to = s->fd;
 		atomic_fetch_sub(&s->refs, 1); /* not the last one: ours is left */
 		if (last) {
@@ -481,6 +491,11 @@ struct sock *fd_forget(int fd, u32 *listener)
 	if (gone)
 		epoll_sock_closed(s, fd);
 	return s;
+}
+
+struct sock *fd_forget(int fd, u32 *listener)
+{
+	return forget(fd, listener, 0);
 }
 
 void fd_closed(int fd)

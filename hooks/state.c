@@ -12,8 +12,6 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/un.h>
 
 #include "sys.h"
 
@@ -153,30 +151,6 @@ void sock_broken(struct sock *s, u32 reason, int err)
 
 /* ---- first use of an accepted socket ---- */
 
-/*
- * The client offers, and we cannot: it need not wait for a claim that never comes. Its offer is withdrawn in its place,
- * and its engine told by a datagram (type 1, ARCHITECTURE "Datagrams"), if a socket can be had for it.
- */
-static void turn_down(int slot, u64 cookie)
-{
-	struct {
-		u32 type, len;
-		u64 cookie;
-		u32 slot;
-	} __attribute__((packed)) m = {1, 12, cookie, (u32)slot};
-	struct sockaddr_un to = {.sun_family = AF_UNIX}, from = to;
-	const socklen_t len = offsetof(struct sockaddr_un, sun_path) + 17; /* engines listen to names of this length only */
-
-	if (!reg_withdraw(slot, cookie) || reg_get_gid(slot, cookie, (u8 *)to.sun_path + 1) < 0)
-		return;
-	long fd = sys(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (fd < 0)
-		return;
-	if (sys(SYS_getrandom, from.sun_path + 1, 16, GRND_NONBLOCK) == 16 && sys(SYS_bind, fd, &from, len) == 0)
-		sys(SYS_sendto, fd, &m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL, &to, len);
-	sys(SYS_close, fd);
-}
-
 static void claim(struct sock *s)
 {
 	struct block *b = s->b;
@@ -194,7 +168,6 @@ static void claim(struct sock *s)
 		r = engine_start();
 		if (r < 0) {
 			why = (u32)-r;
-			turn_down(slot, d.cookie);
 			slot = -1;
 			reg_refuse(s->fd);
 		}

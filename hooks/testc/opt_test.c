@@ -41,12 +41,6 @@ void sock_put(struct sock *s)
 {
 	CHECK(s == &sk && refs-- > 0);
 }
-int sock_shut_later(struct sock *s)
-{
-	(void)s;
-	return 0;
-}
-
 int sock_use(struct sock *s)
 {
 	u32 st = S_ACCEPTED;

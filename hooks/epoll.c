@@ -364,15 +364,19 @@ static void push(struct ep_set *st, struct ep_entry *e)
 static void post(struct ep_set *st, struct ep_entry *e, u32 what)
 {
 	struct ep_req was = req_get(e), now;
+	struct sock *s = e->s;
 
+	if (what & R_DEAD) /* beforehand: it may be freed as soon as it is marked */
+		atomic_fetch_add(&s->refs, 1);
 	do {
-		if (e->set != set_idx(st) || (!(what & (R_NEW | R_DEAD)) && !(was.word & R_ON)))
+		if (e->set != set_idx(st) || (!(what & (R_NEW | R_DEAD)) && !(was.word & R_ON))) {
+			if (what & R_DEAD)
+				atomic_fetch_sub(&s->refs, 1);
 			return; /* a handler ended it a moment ago */
+		}
 		now = was;
 		now.word |= what | R_LATE;
 	} while (!req_swap(e, &was, now));
-	if ((what & R_DEAD) && !(was.word & R_DEAD))
-		atomic_fetch_add(&e->s->refs, 1);
 	if (!(was.word & R_LATE))
 		push(st, e);
 }
@@ -407,7 +411,7 @@ static void late_run(struct ep_set *st, struct ep_entry **dead, int look)
 		}
 		if (was.word & R_FULL)
 			e->seen &= ~(u32)OUT_BITS;
-		if (st->bell < 0)
+		if (st->bell < 0 && st->used)
 			bell_make(st);
 		e->idle = 0;
 		list_add(st, e);
@@ -836,9 +840,10 @@ static __attribute__((noinline, no_sanitize_address)) int sleep_counted(const st
 static int news(void *p)
 {
 	struct ep_set *st = p;
-	int yes = 0;
+	int yes = 0, b = __atomic_load_n(&st->bell, __ATOMIC_RELAXED);
 
-	if (atomic_load_explicit(&word(st)->summary, memory_order_acquire) || atomic_load_explicit(&st->late, memory_order_relaxed))
+	if (b < 0 || atomic_load_explicit(&S->bell[b].word->summary, memory_order_acquire) ||
+	    atomic_load_explicit(&st->late, memory_order_relaxed))
 		return 1;
 	if (!st->kept || !set_try(st))
 		return 0;
@@ -1091,13 +1096,22 @@ static void kind_set(int fd, u8 kind)
 static struct ep_set *set_make(struct ep_state *E, int epfd)
 {
 	struct ep_set *st = set_of(epfd);
+	struct ep_entry *dead = 0;
 
 	if (st || kind_of(epfd) > FD_PLAIN || (unsigned)epfd >= FD_MAX || !tables_make(E))
 		return st;
 	for (u32 i = 1; i < SET_MAX; i++) {
 		st = &E->t->set[i];
-		if (st->used)
+		if (st->used || !set_try(st))
 			continue;
+		if (atomic_load(&st->late))
+			late_run(st, &dead, 0);
+		if (st->nent) { /* of a set closed by a handler: what it could not find ends with its socket */
+			lk_unlock(&st->lk, 0);
+			continue;
+		}
+		if (st->bell > 0) /* see set_free; 0: a new one */
+			bell_put(st->bell);
 		if (E->nsets <= i)
 			E->nsets = i + 1;
 		st->gen++;
@@ -1116,17 +1130,23 @@ static struct ep_set *set_make(struct ep_state *E, int epfd)
 		kind_set(epfd, FD_EPOLL);
 		/* after the kind: epoll_polled and wait_any note what they do, then look at the kind once more */
 		st->lt = (atomic_load(&E->fd[epfd]) & WATCHED) != 0;
+		lk_unlock(&st->lk, 0);
+		bury(dead);
 		return st;
 	}
+	bury(dead);
 	return 0;
 }
 
-static void set_free(struct ep_set *st, int epfd)
+/* nested: we interrupted somebody who uses it, bell and all, for a moment yet; set_make waits for him. */
+static void set_free(struct ep_set *st, int epfd, int nested)
 {
 	if (st->bell >= 0) {
 		sys(SYS_epoll_ctl, epfd, EPOLL_CTL_DEL, st->evfd, 0);
-		bell_put(st->bell);
-		st->bell = -1;
+		if (!nested) {
+			bell_put(st->bell);
+			st->bell = -1;
+		}
 	}
 	st->gen++;
 	st->used = 0;
@@ -1191,23 +1211,28 @@ void epoll_set_closed(int epfd)
 		int n = lk_lock(&st->lk);
 		set_unlock(st, n);
 	}
-	/* Sockets are locked before sets: so one entry at a time, found, locked and found again. */
-	for (u32 bit = 0; last && bit < TAGS; bit++)
-		for (u32 i, tries = 0; (i = st->by[bit]) && tries < ENT_MAX; tries++) {
-			struct ep_entry *e = ENT(i);
-			struct sock *s = e->s;
-			u64 tag = e->tag;
-			int sn = lk_lock(&s->eplk), n = lk_lock(&st->lk);
-			if (st->by[bit] == i && e->tag == tag && e->set == idx && e->s == s && !(req_get(e).word & R_DEAD))
-				end(st, e);
-			set_unlock(st, n);
-			lk_unlock(&s->eplk, sn);
-			if (n)
-				tries = ENT_MAX;
+	/* Sockets are locked before sets: so one entry at a time, found, locked and looked at again. */
+	for (u32 bit = 0, tries = 0; last && bit < TAGS && tries < ENT_MAX; tries++) {
+		u32 i = st->by[bit];
+		while (i && (req_get(ENT(i)).word & R_DEAD))
+			i = ENT(i)->bit;
+		if (!i) {
+			bit++;
+			tries = 0;
+			continue;
 		}
+		struct ep_entry *e = ENT(i);
+		struct sock *s = e->s;
+		u64 tag = e->tag;
+		int sn = lk_lock(&s->eplk), n = lk_lock(&st->lk);
+		if (e->tag == tag && e->set == idx && e->s == s && !(req_get(e).word & R_DEAD))
+			end(st, e);
+		set_unlock(st, n);
+		lk_unlock(&s->eplk, sn);
+	}
 	if (last) {
 		int n = lk_lock(&st->lk);
-		set_free(st, epfd);
+		set_free(st, epfd, n);
 		set_unlock(st, n);
 	}
 	unquiet(old);
@@ -1433,7 +1458,7 @@ static int add(int epfd, int fd, struct sock *s, const struct epoll_event *want)
 	if (st && !nested)
 		late_run(st, &dead, 1);
 	if (r < 0 && st && !nested && !st->nent && !st->inner[0] && st->fds == 1) { /* no set after all, or nothing of ours in it */
-		set_free(st, epfd);
+		set_free(st, epfd, 0);
 		kind_set(epfd, FD_PLAIN);
 	}
 	if (st)
@@ -1563,7 +1588,7 @@ void epoll_number_closed(struct sock *s, int fd)
 		next = e->next;
 		if (e->fd != fd || (word & R_ON))
 			continue;
-		if ((word & R_REG) && !st->foreign)
+		if ((word & R_REG) && !st->foreign && st->used)
 			sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_DEL, fd, 0);
 		end(st, e);
 		settle(st);
@@ -1595,6 +1620,8 @@ static void hand_over(const struct ep_set *st, const struct ep_entry *e, struct 
 {
 	struct epoll_event ev = {q.events, {.u64 = q.data}};
 
+	if (!st->used)
+		return;
 	if (!(q.word & R_ON)) {
 		if (q.word & R_REG)
 			sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_DEL, e->fd, 0);

@@ -263,7 +263,8 @@ static void sock_end(struct sock *s)
 		sys(SYS_munmap, s->stage, STAGE_SIZE);
 		s->stage = 0;
 	}
-	block_leave(s->b, s->slab);
+	if (!s->left)
+		block_leave(s->b, s->slab);
 	s->b = 0;
 	if (sock_idx(s) < atomic_load(&S->sock_hint))
 		atomic_store(&S->sock_hint, sock_idx(s));
@@ -289,7 +290,7 @@ struct sock *sock_new(int fd, u32 role, u32 state)
 		s->rx = s->tx = 0;
 		s->rxbuf = s->txbuf = s->stage = 0;
 		s->rxsize = s->txsize = s->swept = s->tx_cons = 0;
-		s->peer = s->tx_gen = s->watched = 0;
+		s->peer = s->tx_gen = s->watched = s->left = 0;
 		atomic_store(&s->spin_rx, 0);
 		atomic_store(&s->spin_tx, 0);
 		atomic_store(&s->same, 0);
@@ -585,6 +586,38 @@ static void procs_add(int d)
 		if (s->b && atomic_load(&s->refs) && atomic_load(&s->fds))
 			atomic_fetch_add(&s->b->procs, (u32)d);
 	}
+}
+
+/*
+ * A forked child ends or becomes another program: the blocks in its parent's file must not count it for ever, be it that its
+ * engine had no time to see the last close. What lies in our own file goes with it. An exec may fail, so a last hold is kept.
+ */
+void map_leave(int ends)
+{
+	int nested = lk_lock(&S->map_lk);
+
+	for (u32 i = 1, top = atomic_load(&S->sock_top); i < top && i < SOCK_MAX; i++) {
+		struct sock *s = &S->sock[i];
+		if (!s->b || s->left || !atomic_load(&s->refs) || S->slab[s->slab].home == S->proc)
+			continue;
+		if (ends || atomic_load(&s->b->procs) > 1) {
+			s->left = 1;
+			block_leave(s->b, s->slab);
+		}
+	}
+	lk_unlock(&S->map_lk, nested);
+}
+
+void map_stay(void)
+{
+	int nested = lk_lock(&S->map_lk);
+
+	for (u32 i = 1, top = atomic_load(&S->sock_top); i < top && i < SOCK_MAX; i++)
+		if (S->sock[i].left && S->sock[i].b) {
+			S->sock[i].left = 0;
+			atomic_fetch_add(&S->sock[i].b->procs, 1);
+		}
+	lk_unlock(&S->map_lk, nested);
 }
 
 /* The child's holds are counted before it exists: its parent may well close first. */

@@ -260,6 +260,7 @@ struct sock {
 	struct ep_entry *eps; /* epoll registrations of it */
 	u32 watched;	    /* the engine of this process watches the TCP fd */
 	u64 swept;	    /* tx prod at the last sweep */
+	u32 left;	    /* map_leave gave our hold of the block back */
 	/* map.c */
 	_Atomic u32 fds;    /* of refs: fds of the program */
 	_Atomic u32 held;   /* of refs: taken by sock_at */
@@ -427,6 +428,8 @@ struct sock *fd_forget(int fd, u32 *listener) HIDDEN;
 void sock_plain(struct sock *s) HIDDEN;		/* all fds of it become libc's alone; the caller holds a reference */
 void map_prefork(void) HIDDEN;			/* parent, right before fork: connections get one more holder */
 void map_postfork(int failed) HIDDEN;		/* parent, after it */
+void map_leave(int ends) HIDDEN; /* before exit and exec: what was inherited is held no more */
+void map_stay(void) HIDDEN;  /* exec failed */
 void map_forked(void) HIDDEN;			/* child, after lane_forked: the engine's holds and calls under way are gone */
 void count_tcp(u32 reason) HIDDEN;		/* a connection was decided for TCP */
 

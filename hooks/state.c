@@ -365,9 +365,11 @@ int sock_sweep(struct sock *s)
 		return 0;
 	int nested = lk_lock(&b->tx);
 	u64 prod = atomic_load(&s->tx->prod);
-	if (!nested && lane_unsent(s) == 0 && s->swept == prod) {
-		/* Empty and untouched since the last sweep. Only the writer may do this: nothing can arrive meanwhile. */
-		sys(SYS_madvise, s->txbuf, s->txsize, MADV_REMOVE);
+	if (!nested && s->swept == prod) {
+		/* Untouched since the last sweep. Where the peer has read all, the pages go; only the writer may do this:
+		 * nothing can arrive meanwhile. The next write asks for sweeps again. */
+		if (lane_unsent(s) == 0)
+			sys(SYS_madvise, s->txbuf, s->txsize, MADV_REMOVE);
 		atomic_fetch_or(&b->flags, BF_PUNCHED);
 		again = 0;
 	}

@@ -405,48 +405,63 @@ static void leave_image(void)
 	reg_exec_accepted(); /* a forked child, too, which has no page of its own */
 	if (S->proc)
 		reg_exec();
+	map_leave(0);
+}
+
+/* exec came back. */
+static int stay(int r)
+{
+	int e = errno;
+
+	if (S->reg && life_mine())
+		map_stay();
+	errno = e;
+	return r;
 }
 
 int h_execve(const char *path, char *const argv[], char *const envp[])
 {
 	leave_image();
-	return smcr_real.execve(path, argv, envp);
+	return stay(smcr_real.execve(path, argv, envp));
 }
 
 int h_execv(const char *path, char *const argv[])
 {
 	leave_image();
-	return smcr_real.execv(path, argv);
+	return stay(smcr_real.execv(path, argv));
 }
 
 int h_execvp(const char *file, char *const argv[])
 {
 	leave_image();
-	return smcr_real.execvp(file, argv);
+	return stay(smcr_real.execvp(file, argv));
 }
 
 int h_execvpe(const char *file, char *const argv[], char *const envp[])
 {
 	leave_image();
-	return smcr_real.execvpe(file, argv, envp);
+	return stay(smcr_real.execvpe(file, argv, envp));
 }
 
 int h_fexecve(int fd, char *const argv[], char *const envp[])
 {
 	leave_image();
-	return smcr_real.fexecve(fd, argv, envp);
+	return stay(smcr_real.fexecve(fd, argv, envp));
 }
 
 int h_execveat(int fd, const char *path, char *const argv[], char *const envp[], int flags)
 {
 	leave_image();
-	return smcr_real.execveat(fd, path, argv, envp, flags);
+	return stay(smcr_real.execveat(fd, path, argv, envp, flags));
 }
 
 static void gone(void)
 {
 	settle();
-	if (S->proc && life_mine())
+	if (!S->reg || !life_mine())
+		return;
+	map_leave(1);
+	if (S->proc)
 		reg_exit();
 }
 

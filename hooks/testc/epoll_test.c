@@ -1617,6 +1617,7 @@ static void ctl_while_asleep(void)
 	pthread_t t;
 
 	memset(&cs, 0, sizeof cs);
+	S->profile = PROFILE_SAFE; /* no spinning: it sleeps at once */
 	cs.ep = new_set();
 	x_pair(1, fd);
 	ctl(cs.ep, ADD, fd[0], EPOLLIN | EPOLLONESHOT, 1);
@@ -1634,6 +1635,7 @@ static void ctl_while_asleep(void)
 	cs.stop = 1;
 	ctl(cs.ep, MOD, fd[0], EPOLLIN, 1);
 	pthread_join(t, 0);
+	S->profile = PROFILE_BALANCED;
 	x_done(fd);
 	x_close(cs.ep);
 }

@@ -63,7 +63,18 @@ u32 sock_idx(const struct sock *s) { return (u32)(s - S->sock); }
 void settle_all(void) { atomic_fetch_add(&settled, 1); }
 int reg_ready(void) { return 0; }
 void reg_forked(void) { S->proc = 0; }
+void reg_exec(void) {}
+void reg_exec_accepted(void) {}
+void reg_exit(void) {}
 void epoll_forked(void) {}
+void bell_forked(void) {}
+void lane_forked(void) {}
+void map_prefork(void) { S->forking = 1; }
+void map_postfork(int failed) { (void)failed, S->forking = 0; }
+void map_forked(void) { S->forking = 0; }
+void map_leave(int ends) { (void)ends; }
+void map_stay(void) {}
+u32 my_tid(void) { return (u32)sys(SYS_gettid); }
 
 int fd_hide(int fd)
 {
@@ -108,6 +119,10 @@ X(int, select, (int n, fd_set *r, fd_set *w, fd_set *e, struct timeval *t), (n, 
 X(int, pselect, (int n, fd_set *r, fd_set *w, fd_set *e, const struct timespec *t, const sigset_t *m), (n, r, w, e, t, m))
 X(int, epoll_create, (int n), (n))
 X(int, epoll_create1, (int n), (n))
+X(int, epoll_ctl, (int ep, int op, int fd, struct epoll_event *ev), (ep, op, fd, ev))
+X(int, epoll_wait, (int ep, struct epoll_event *ev, int n, int ms), (ep, ev, n, ms))
+X(int, epoll_pwait, (int ep, struct epoll_event *ev, int n, int ms, const sigset_t *m), (ep, ev, n, ms, m))
+X(int, epoll_pwait2, (int ep, struct epoll_event *ev, int n, const struct timespec *t, const sigset_t *m), (ep, ev, n, t, m))
 #undef X
 
 int h_close(int fd)

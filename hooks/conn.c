@@ -141,6 +141,9 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 		return -1;
 	if (r == 0 && opted_out(fd))
 		r = -R_SOCKOPT;
+	/* nginx does this for its upstreams. The kernel's registration is the program's own: no shadow entry would ever ring. */
+	if (r == 0 && (unsigned)fd < FD_MAX && atomic_load(&S->fd_early[fd]))
+		r = -R_EPOLL_EARLY;
 	if (r == 0)
 		r = engine_start(); /* before the offer: once somebody has claimed it, plain TCP is no longer possible */
 	if (r == 0)

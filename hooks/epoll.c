@@ -1567,8 +1567,11 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 		r = ctl_ours(epfd, op, fd, s, ev);
 		sock_put(s);
 	}
-	if (r == PASS)
+	if (r == PASS) {
+		if (op == EPOLL_CTL_ADD && (unsigned)fd < FD_MAX && kind == FD_UNKNOWN)
+			atomic_store_explicit(&S->fd_early[fd], 1, memory_order_relaxed);
 		return ctl_kernel(epfd, op, fd, ev);
+	}
 	return r < 0 ? fail(-r) : 0;
 }
 

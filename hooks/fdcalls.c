@@ -38,6 +38,8 @@ int h_socket(int domain, int type, int proto)
 		fd_closed(fd); /* the number was closed behind our back */
 		errno = e;
 	}
+	if ((unsigned)fd < FD_MAX && atomic_load_explicit(&S->fd_early[fd], memory_order_relaxed) && !borrowed())
+		atomic_store_explicit(&S->fd_early[fd], 0, memory_order_relaxed);
 	return fd;
 }
 

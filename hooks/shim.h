@@ -73,7 +73,8 @@ enum fd_kind {
 	X(TIMEOUT, "clc-timeout")                                                                         \
 	X(SOCKOPT, "socket-option")		  /* TCP_FASTOPEN, TCP_ULP, TCP_MD5SIG, TCP_REPAIR … */   \
 	X(REGISTRY, "no-registry")		  /* the run directory cannot be used */                  \
-	X(REMOTE, "not-local")			  /* no provider reaches that peer */
+	X(REMOTE, "not-local")			  /* no provider reaches that peer */                     \
+	X(EPOLL_EARLY, "epoll-before-connect")	  /* registered in an epoll set before connect */
 enum smcr_reason {
 #define X(s, w) R_##s,
 	SMCR_REASONS(X)
@@ -367,6 +368,7 @@ struct shim {
 	/* tables; untouched pages cost nothing */
 	_Atomic u8 fd_kind[FD_MAX];
 	_Atomic u32 fd_sock[FD_MAX];
+	_Atomic u8 fd_early[FD_MAX]; /* added to an epoll set while it was nothing of ours; see conn.c */
 	struct sock sock[SOCK_MAX];
 	struct peer peer[PEER_MAX];
 	struct bell bell[BELL_MAX];

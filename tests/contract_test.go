@@ -21,6 +21,7 @@ func TestPrograms(t *testing.T) {
 		{"a call moves as much as it must and no more", []string{"amounts"}, bySMC(1 << 30)},
 		{"time limits and signals end the calls that they must end", []string{"waiting"}, bySMC(8)},
 		{"connect and accept behave in every mode", []string{"connecting"}, either("peer-not-offering")},
+		{"a socket can be in an epoll set before it is connected", []string{"before"}, either("epoll-before-connect", "client-not-offering", "left-early")},
 		{"descriptors can be duplicated and closed and used again", []string{"dup"}, bySMC(40)},
 		{"connections are shared with forked children", []string{"forks"}, bySMC(100)},
 		{"connections can be given away before their first use", []string{"handed"}, either("left-early", "no-registry", "not-claimed", "peer-not-offering", "peer-sent-plain", "client-not-offering")},

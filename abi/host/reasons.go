@@ -26,6 +26,7 @@ const (
 	ReasonSockopt     Reason = 20
 	ReasonRegistry    Reason = 21
 	ReasonRemote      Reason = 22
+	ReasonEpollEarly  Reason = 23
 )
 
 var reasonWords = [...]string{
@@ -52,4 +53,5 @@ var reasonWords = [...]string{
 	20: "socket-option",
 	21: "no-registry",
 	22: "not-local",
+	23: "epoll-before-connect",
 }

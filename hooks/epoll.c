@@ -63,7 +63,7 @@
 #define R_LIST 64u /*  look at it */
 #define R_FULL 128u /* an EPOLLOUT edge is owed */
 #define R_DEAD 256u /* link it out and free it; it holds a reference to its socket until then */
-#define R_TODO (R_LATE | R_NEW | R_LIST | R_FULL | R_DEAD)
+#define R_DUE (R_LATE | R_NEW | R_LIST | R_FULL | R_DEAD)
 #define R_VERSION 512u /* counts in the bits above: each change shows */
 
 /* What the program asked for, and how the entry stands. */
@@ -399,7 +399,7 @@ static void late_run(struct ep_set *st, struct ep_entry **dead, int look)
 		first = e->late_next;
 		do {
 			now = was;
-			now.word &= ~(was.word & R_DEAD ? R_TODO | R_ON : R_TODO);
+			now.word &= ~(was.word & R_DEAD ? R_DUE | R_ON : R_DUE);
 		} while (!req_swap(e, &was, now));
 		if (was.word & R_NEW)
 			link_in(st, e);
@@ -1741,7 +1741,7 @@ static void adopt(struct ep_state *E)
 			e->set = 0; /* one that was on its way: not worth finding out where to */
 			continue;
 		}
-		e->req.word = word & ~R_TODO;
+		e->req.word = word & ~R_DUE;
 		e->listed = e->armed = e->idle = 0;
 		e->old = 1;
 		e->next = e->s->eps;

@@ -173,7 +173,7 @@ func TestNothingOfADeadProcessSurvivesTheNextStart(t *testing.T) {
 		w.Ask(harness.Command{}, port, 1, 1000).OK()
 		for _, name := range w.RunFiles() {
 			for pid := range dead {
-				if strings.Contains(name, pid) {
+				if strings.Contains(name, "p."+pid+".") || strings.Contains(name, "run-"+pid+".") {
 					t.Errorf("%s is of the dead process %s", name, pid)
 				}
 			}

@@ -156,16 +156,6 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	return r;
 }
 
-/* Leaves the socket in the state of one that was never connected: both ends see a reset. */
-static void disconnect(int fd)
-{
-	struct linger now = {1, 0};
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
-
-	sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-	sys(SYS_connect, fd, &none, sizeof none);
-}
-
 /* 1 = plain TCP is agreed; 0 = a server has claimed in this very moment and would take our bytes for CLC. */
 static int take_back(int fd, int slot, u64 cookie, u32 reason)
 {
@@ -174,7 +164,7 @@ static int take_back(int fd, int slot, u64 cookie, u32 reason)
 	reg_done(slot, cookie);
 	plain(fd, reason);
 	if (!ok)
-		disconnect(fd);
+		tcp_reset(fd);
 	return ok;
 }
 
@@ -216,7 +206,7 @@ static int insist(int fd)
 	}
 	if (ok)
 		return 0;
-	disconnect(fd);
+	tcp_reset(fd);
 	errno = ECONNREFUSED;
 	return -1;
 }

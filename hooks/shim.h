@@ -484,6 +484,7 @@ int sock_arm(struct sock *s, u32 bell, u32 want) HIDDEN; /* 1 = armed for these;
 void sock_settle(struct sock *s) HIDDEN; /* on return the state is S_ACTIVE or S_TCP; bounded */
 void sock_timeo(struct sock *s) HIDDEN; /* loads SO_RCVTIMEO and SO_SNDTIMEO into the block once; opt.c */
 void sock_leave(struct sock *s, u32 reason) HIDDEN; /* not established yet: give SMC-R up; ends in S_TCP, bounded */
+void tcp_reset(int fd) HIDDEN;
 void settle_all(void) HIDDEN;		 /* before fork, exec, exit */
 void sock_tcp_event(struct sock *s, u32 events) HIDDEN; /* EPOLL* of the TCP fd of an established connection */
 

@@ -43,14 +43,14 @@ static void plain_locked(struct sock *s)
 	sock_plain(s);
 }
 
-/* The program may not have plain TCP: both sides see a reset. */
-static void refuse(struct sock *s)
+/* Leaves the socket in the state of one that was never connected: both sides see a reset. */
+void tcp_reset(int fd)
 {
 	struct linger now = {1, 0};
 	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
-	sys(SYS_setsockopt, s->fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-	sys(SYS_connect, s->fd, &none, sizeof none);
+	sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+	sys(SYS_connect, fd, &none, sizeof none);
 }
 
 static void decided_tcp(struct sock *s, u32 reason, u32 diagnosis)
@@ -59,7 +59,7 @@ static void decided_tcp(struct sock *s, u32 reason, u32 diagnosis)
 	s->b->diagnosis = diagnosis;
 	count_tcp(reason);
 	if (S->mode == MODE_REQUIRE)
-		refuse(s);
+		tcp_reset(s->fd);
 }
 
 /* Sends what is staged; under tx. Returns what is left. */
@@ -141,7 +141,7 @@ void sock_broken(struct sock *s, u32 reason, int err)
 		atomic_fetch_or(&b->flags, BF_RESET | BF_GONE | BF_FIN);
 		if (S->proc)
 			atomic_fetch_add(&S->proc->fallbacks[reason], 1);
-		refuse(s);
+		tcp_reset(s->fd);
 		stage_drop(s);
 		atomic_store_explicit(&b->state, S_BROKEN, memory_order_release);
 	}

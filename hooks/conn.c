@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/stat.h>
 
 #include "../preload/real.h"
 #include "sys.h"
@@ -141,8 +142,7 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 		return -1;
 	if (r == 0 && opted_out(fd))
 		r = -R_SOCKOPT;
-	/* nginx does this for its upstreams. The kernel's registration is the program's own: no shadow entry would ever ring. */
-	if (r == 0 && (unsigned)fd < FD_MAX && atomic_load(&S->fd_early[fd]))
+	if (r == 0 && epoll_early(fd) < 0)
 		r = -R_EPOLL_EARLY;
 	if (r == 0)
 		r = engine_start(); /* before the offer: once somebody has claimed it, plain TCP is no longer possible */
@@ -168,6 +168,31 @@ static int take_back(int fd, int slot, u64 cookie, u32 reason)
 	return ok;
 }
 
+/* What the program made of the socket before its connect: other numbers, a place in an epoll set. 0, or it has to stay
+ * plain. */
+static int catch_up(struct sock *s, int fd)
+{
+	int top = 0, r = 0;
+
+	if (atomic_load(&S->fd_early[fd]) & EARLY_DUP)
+		for (top = FD_MAX; top > 0 && !atomic_load_explicit(&S->fd_early[top - 1], memory_order_relaxed);)
+			top--;
+	for (int other = 0; other < top; other++) {
+		struct stat st;
+		if (other == fd || !(atomic_load_explicit(&S->fd_early[other], memory_order_relaxed) & EARLY_DUP) ||
+		    kind_of(other) != FD_UNKNOWN || sys(SYS_fstat, other, &st) < 0 || !S_ISSOCK(st.st_mode) || st.st_ino != s->ino)
+			continue;
+		int early = epoll_early(other);
+		fd_dup(fd, other);
+		if (early && (early < 0 || epoll_take(s, other) < 0))
+			r = -1;
+		atomic_store(&S->fd_early[other], 0);
+	}
+	if (epoll_early(fd) && epoll_take(s, fd) < 0)
+		r = -1;
+	return r;
+}
+
 /* The kernel has connected (or loopback has, while the program is told EINPROGRESS). 0 or an errno. */
 static int offered(int fd, int slot, u64 cookie)
 {
@@ -182,6 +207,8 @@ static int offered(int fd, int slot, u64 cookie)
 	s->b->slot = (u32)slot;
 	s->b->peer_cookie = d.cookie;
 	engine_post(REQ_CLIENT, s, (u64)slot);
+	if (unlikely(atomic_load(&S->fd_early[fd]) != EARLY_TCP) && catch_up(s, fd) < 0)
+		sock_leave(s, R_EPOLL_EARLY);
 	return 0;
 }
 
@@ -240,6 +267,8 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	} else if (why && (r == 0 || e == EINPROGRESS)) {
 		plain(fd, why);
 	}
+	if ((r == 0 || e == EINPROGRESS) && (unsigned)fd < FD_MAX && atomic_load_explicit(&S->fd_early[fd], memory_order_relaxed) && !borrowed())
+		atomic_store_explicit(&S->fd_early[fd], 0, memory_order_relaxed);
 	if (S->mode == MODE_REQUIRE && fresh && (r == 0 || e == EINPROGRESS) && sa &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);

@@ -109,6 +109,13 @@ struct ep_tables {
 	struct ep_entry ent[ENT_MAX];
 };
 
+/* The registration of a socket that was in a set before its connect. */
+struct ep_early {
+	u64 data;
+	u32 events;
+	int epfd;
+};
+
 struct ep_state {
 	struct lk lk; /* sets come and go; signals blocked */
 	u32 secret, nsets;
@@ -119,6 +126,7 @@ struct ep_state {
 	struct ep_tables *_Atomic t;
 	_Atomic u8 etout[SOCK_MAX]; /* has or had an EPOLLET entry that asks for EPOLLOUT */
 	_Atomic u16 fd[FD_MAX];
+	struct ep_early early[FD_MAX];
 };
 
 #define ENT(i) (&S->ep->t->ent[i])
@@ -1422,7 +1430,8 @@ static int revive(struct ep_set *st, int epfd, struct ep_entry *e, const struct 
 	return (int)r;
 }
 
-static int add(int epfd, int fd, struct sock *s, const struct epoll_event *want)
+/* op: EPOLL_CTL_ADD; or EPOLL_CTL_MOD, for what the kernel has for the program itself so far. */
+static int add(int epfd, int op, int fd, struct sock *s, const struct epoll_event *want)
 {
 	struct ep_state *E = state_make();
 
@@ -1443,7 +1452,7 @@ static int add(int epfd, int fd, struct sock *s, const struct epoll_event *want)
 		e->set = set_idx(st);
 		e->fd = fd;
 		struct epoll_event k = {EPOLLRDHUP | EPOLLET, {.u64 = e->tag}};
-		r = sys(SYS_epoll_ctl, epfd, EPOLL_CTL_ADD, fd, &k);
+		r = sys(SYS_epoll_ctl, epfd, op, fd, &k);
 		if (r == 0) {
 			e->req = (struct ep_req){want->data.u64, want->events, e->req.word | R_ON | R_REG | R_FRESH};
 			e->next = s->eps;
@@ -1492,7 +1501,7 @@ static int ctl_slow(int epfd, int op, int fd, struct sock *s, const struct epoll
 	if (op != EPOLL_CTL_ADD) /* still under the lock: what another thread adds a moment later is not meant */
 		return (int)sys(SYS_epoll_ctl, epfd, op, fd, want);
 	if (!e)
-		return add(epfd, fd, s, want);
+		return add(epfd, EPOLL_CTL_ADD, fd, s, want);
 	if (!(req_get(e).word & R_ON))
 		return revive(st, epfd, e, want);
 	/* By what we know it is EEXIST; the kernel knows best: closed and opened behind our back, the entry was the dead one's. */
@@ -1501,7 +1510,7 @@ static int ctl_slow(int epfd, int op, int fd, struct sock *s, const struct epoll
 	if (r < 0)
 		return r;
 	del(st, epfd, e);
-	return add(epfd, fd, s, want);
+	return add(epfd, EPOLL_CTL_ADD, fd, s, want);
 }
 
 static int bad_ctl(int epfd, int op, const struct epoll_event *want)
@@ -1556,6 +1565,67 @@ static int ctl_ours(int epfd, int op, int fd, struct sock *s, const struct epoll
 	return r;
 }
 
+/*
+ * A socket that may be connected later: nginx registers those to its upstreams beforehand, boost.asio all. Written down is
+ * one registration; with what else there may be (several sets, other names of the set) the socket will be plain.
+ */
+static int ctl_early(int epfd, int op, int fd, struct epoll_event *ev)
+{
+	_Atomic u8 *f = &S->fd_early[fd];
+	u8 was = atomic_load_explicit(f, memory_order_relaxed);
+
+	if (!(was & EARLY_TCP)) {
+		if (op == EPOLL_CTL_ADD && !(was & EARLY_UNSURE)) /* not of our socket(), or no socket at all */
+			atomic_store_explicit(f, EARLY_EPOLL | EARLY_UNSURE, memory_order_relaxed);
+		return ctl_kernel(epfd, op, fd, ev);
+	}
+	struct ep_state *E = borrowed() ? 0 : state_make();
+	struct ep_early *known = E ? &E->early[fd] : 0;
+	int first = op == EPOLL_CTL_ADD && !(atomic_fetch_or(f, EARLY_EPOLL) & EARLY_EPOLL);
+	int r = ctl_kernel(epfd, op, fd, ev);
+	if (r < 0) {
+		if (first)
+			atomic_fetch_and(f, (u8)~EARLY_EPOLL);
+		return r;
+	}
+	int same = known && (atomic_load(f) & (EARLY_KNOWN | EARLY_UNSURE)) == EARLY_KNOWN && known->epfd == epfd;
+	if (op == EPOLL_CTL_DEL) {
+		if (same)
+			atomic_fetch_and(f, (u8)~(EARLY_EPOLL | EARLY_KNOWN));
+	} else if (known && (first || same)) {
+		*known = (struct ep_early){ev->data.u64, ev->events, epfd};
+		atomic_fetch_or(f, EARLY_KNOWN);
+	} else {
+		atomic_fetch_or(f, EARLY_EPOLL | EARLY_UNSURE);
+	}
+	return r;
+}
+
+int epoll_early(int fd)
+{
+	u8 f = (unsigned)fd < FD_MAX ? atomic_load(&S->fd_early[fd]) : 0;
+
+	if (!(f & EARLY_EPOLL))
+		return 0;
+	/* Has it fired already? Only the kernel knows. */
+	return (f & (EARLY_KNOWN | EARLY_UNSURE)) == EARLY_KNOWN &&
+			       !(S->ep->early[fd].events & (EPOLLONESHOT | EPOLLEXCLUSIVE)) ? 1 : -1;
+}
+
+int epoll_take(struct sock *s, int fd)
+{
+	if (!tables() && !S->ep)
+		return -ENOENT;
+	struct ep_early known = S->ep->early[fd];
+	struct epoll_event want = {known.events, {.u64 = known.data}};
+	u64 old = quiet();
+	int sn = lk_lock(&s->eplk);
+	int r = add(known.epfd, EPOLL_CTL_MOD, fd, s, &want);
+	lk_unlock(&s->eplk, sn);
+	unquiet(old);
+	return r == PASS ? -EAGAIN : r;
+}
+
 int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 {
 	int kind = kind_of(fd), r = PASS;
@@ -1567,11 +1637,8 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 		r = ctl_ours(epfd, op, fd, s, ev);
 		sock_put(s);
 	}
-	if (r == PASS) {
-		if (op == EPOLL_CTL_ADD && (unsigned)fd < FD_MAX && kind == FD_UNKNOWN)
-			atomic_store_explicit(&S->fd_early[fd], 1, memory_order_relaxed);
-		return ctl_kernel(epfd, op, fd, ev);
-	}
+	if (r == PASS)
+		return kind == FD_UNKNOWN && (unsigned)fd < FD_MAX ? ctl_early(epfd, op, fd, ev) : ctl_kernel(epfd, op, fd, ev);
 	return r < 0 ? fail(-r) : 0;
 }
 

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <netinet/in.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -38,8 +39,11 @@ int h_socket(int domain, int type, int proto)
 		fd_closed(fd); /* the number was closed behind our back */
 		errno = e;
 	}
-	if ((unsigned)fd < FD_MAX && atomic_load_explicit(&S->fd_early[fd], memory_order_relaxed) && !borrowed())
-		atomic_store_explicit(&S->fd_early[fd], 0, memory_order_relaxed);
+	if ((unsigned)fd < FD_MAX && !borrowed()) {
+		int tcp = (domain == AF_INET || domain == AF_INET6) && (type & 0xf) == SOCK_STREAM &&
+			  (proto == 0 || proto == IPPROTO_TCP);
+		atomic_store_explicit(&S->fd_early[fd], tcp ? EARLY_TCP : 0, memory_order_relaxed);
+	}
 	return fd;
 }
 
@@ -145,12 +149,26 @@ void h_closefrom(int lo)
 
 /* ---- dup ---- */
 
+/* What is connected later by one number is ours under all. */
+static void early_dup(int from, int to)
+{
+	if ((unsigned)from >= FD_MAX || (unsigned)to >= FD_MAX)
+		return;
+	int tcp = kind_of(from) == FD_UNKNOWN && (atomic_load(&S->fd_early[from]) & EARLY_TCP);
+	if ((!tcp && !atomic_load(&S->fd_early[to])) || borrowed())
+		return;
+	atomic_store(&S->fd_early[to], tcp ? EARLY_TCP | EARLY_DUP : 0);
+	if (tcp)
+		atomic_fetch_or(&S->fd_early[from], EARLY_DUP);
+}
+
 static int named_too(int from, int to)
 {
 	if (to < 0 || from == to)
 		return to;
 	if (kind_of(to) == FD_PLAIN && to < FD_MAX) /* of what the number was before */
 		atomic_store_explicit(&S->fd_kind[to], FD_UNKNOWN, memory_order_release);
+	early_dup(from, to);
 	/* Foreign fds cost no system call more, unless they may be epoll sets. */
 	if ((kind_of(from) > FD_PLAIN || kind_of(to) > FD_PLAIN || atomic_load_explicit(&S->ep, memory_order_relaxed)) && !borrowed()) {
 		int e = errno;

@@ -368,7 +368,7 @@ struct shim {
 	/* tables; untouched pages cost nothing */
 	_Atomic u8 fd_kind[FD_MAX];
 	_Atomic u32 fd_sock[FD_MAX];
-	_Atomic u8 fd_early[FD_MAX]; /* added to an epoll set while it was nothing of ours; see conn.c */
+	_Atomic u8 fd_early[FD_MAX]; /* EARLY_ bits: a TCP socket that was made here and has not been connected yet */
 	struct sock sock[SOCK_MAX];
 	struct peer peer[PEER_MAX];
 	struct bell bell[BELL_MAX];
@@ -397,6 +397,13 @@ struct shim {
 };
 extern struct shim *smcr_shim HIDDEN;
 #define S smcr_shim
+
+/* fd_early. What happens to a socket before its connect counts once that makes it ours. */
+#define EARLY_TCP 1u	 /* made by socket() */
+#define EARLY_DUP 2u	 /* other numbers may name it */
+#define EARLY_EPOLL 4u	 /* it is in an epoll set: */
+#define EARLY_KNOWN 8u	 /*  which, and for what, is written down; */
+#define EARLY_UNSURE 16u /*  or not */
 
 enum smcr_mode { MODE_AUTO, MODE_OFF, MODE_REQUIRE };
 enum smcr_profile { PROFILE_BALANCED, PROFILE_SAFE, PROFILE_LATENCY };
@@ -522,6 +529,9 @@ void epoll_set_closed(int epfd) HIDDEN;
 /* After every successful dup, dup2, dup3, F_DUPFD of an fd that is FD_UNKNOWN, FD_PLAIN or FD_EPOLL (a set without
  * anything of ours is FD_PLAIN). 1 = `to` is a set of ours now, kind and all; 0 = not a set; -errno. */
 int epoll_set_dup(int from, int to) HIDDEN;
+/* A socket before its connect: 0 = in no epoll set; 1 = in one that epoll_take can make ours; -1 = that cannot. */
+int epoll_early(int fd) HIDDEN;
+int epoll_take(struct sock *s, int fd) HIDDEN; /* after it: 0, or -errno = the registration is still the program's own */
 void epoll_forked(void) HIDDEN; /* child of fork, after lane_forked */
 /* poll or select is about to look at this fd, which may be a set: 1 = use slices, 2 = readable by what is ours. */
 int epoll_polled(int epfd) HIDDEN;

@@ -83,6 +83,26 @@ http { access_log off; %[2]s client_max_body_size 0;
 	}
 }
 
+// nginx registers the sockets to its upstreams in its epoll set before it connects them.
+func TestCurlFetchesThroughAnNginxProxy(t *testing.T) {
+	sameAsNative(t, bySMC(60<<20), func(w *harness.World) string {
+		dir := site(w)
+		front, back := harness.FreePort(), harness.FreePort()
+		conf := w.Write("nginx.conf", fmt.Appendf(nil, `daemon off; user root; worker_processes 2; pid %[1]s/nginx.pid; error_log %[1]s/error.log;
+events { worker_connections 100; }
+http { access_log off;
+  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
+  upstream back { server 127.0.0.1:%[3]d; keepalive 4; }
+  server { listen 127.0.0.1:%[2]d; location / { proxy_pass http://back; proxy_http_version 1.1; proxy_set_header Connection ""; } }
+  server { listen 127.0.0.1:%[3]d; root %[1]s; } }
+`, dir, front, back))
+		w.Server(front, harness.Command{Args: []string{"/usr/sbin/nginx", "-p", dir, "-e", w.Path("error.log"), "-c", conf}})
+		said := fetch(w, front)
+		levels := regexp.MustCompile(`\[[a-z]+\]`).FindAllString(string(w.Read(w.Path("error.log"))), -1)
+		return said + fmt.Sprint("logged ", levels)
+	})
+}
+
 func TestSocatCarriesBothWays(t *testing.T) {
 	sameAsNative(t, bySMC(8<<20), func(w *harness.World) string {
 		port := harness.FreePort()

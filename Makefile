@@ -1,14 +1,15 @@
 # make TARGET; make help lists them.
 .DEFAULT_GOAL := build
-.PHONY: build demo test check bench fuzz soak clean help
+.PHONY: build demo test check bench fuzz soak clean help ldflags
 
 T ?=
 N ?= 5
 ROW ?=
 ARGS ?=
 
-LDFLAGS := -s -w -checklinkname=0 -E smcr_rt0 -X runtime.godebugDefault=asyncpreemptoff=1 \
-	-extldflags '-Wl,--version-script=$(CURDIR)/preload/exports.map -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,defs -Wl,-Map=$(CURDIR)/build/libsmcr.map'
+MAP = $(CURDIR)/build/libsmcr.map
+LDFLAGS = -s -w -checklinkname=0 -E smcr_rt0 -X runtime.godebugDefault=asyncpreemptoff=1 \
+	-extldflags '-Wl,--version-script=$(CURDIR)/preload/exports.map -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,defs -Wl,-z,norelro -nostartfiles -Wl,-Map=$(MAP)'
 # Go's build cache does not see that one package's C includes another's headers: their hash is in the flags.
 HEADERS = $(shell cat preload/*.h hooks/*.h | cksum | cut -d' ' -f1)
 
@@ -40,6 +41,9 @@ soak: build ## the black-box tests again and again for T=10m
 
 clean: ## remove what was built
 	rm -rf build
+
+ldflags: # for those who build the library elsewhere
+	@:$(info $(LDFLAGS))
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10

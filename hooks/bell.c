@@ -165,16 +165,31 @@ int bell_tell(int idx, u32 peer)
 
 /* ---- ringing --------------------------------------------------------------------------------------------------- */
 
-static void ring(struct bell_word *w, int fd, u32 tag)
+void bell_sleeps(struct bell_word *w)
 {
+	atomic_store(&w->asleep, atomic_fetch_add(&S->bell_naps, 2) | 1);
+}
+
+/* The write first: a handler that interrupts us and waits for what the owner does must not believe that the owner was
+ * woken. It may be late, too: then the owner sleeps for another time, with another number. */
+void bell_wake(struct bell_word *w, int fd)
+{
+	u32 nap = atomic_load(&w->asleep);
 	u64 one = 1;
 
+	if (!nap)
+		return;
+	sys(SYS_write, fd, &one, sizeof one);
+	atomic_compare_exchange_strong(&w->asleep, &nap, 0);
+}
+
+static void ring(struct bell_word *w, int fd, u32 tag)
+{
 	tag %= 4096;
 	atomic_fetch_or(&w->bits[tag / 64], 1ull << tag % 64);
 	atomic_fetch_or(&w->summary, 1ull << tag / 64);
 	/* the owner says that it sleeps, then looks at the summary: one of us sees the other */
-	if (atomic_load(&w->asleep) && atomic_exchange(&w->asleep, 0))
-		sys(SYS_write, fd, &one, sizeof one);
+	bell_wake(w, fd);
 }
 
 static u32 slot_of(u32 id, u32 probe)

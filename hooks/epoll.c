@@ -529,13 +529,11 @@ static void bell_read(const struct ep_set *st)
  * rung if there is something left to find. */
 static void leave(struct ep_set *st)
 {
-	u64 one = 1;
-
 	if (st->bell < 0 || likely(!wanted(st)))
 		return;
-	atomic_store(&word(st)->asleep, 1);
-	if ((st->nlist > st->slow || atomic_load(&word(st)->summary)) && atomic_exchange(&word(st)->asleep, 0))
-		sys(SYS_write, st->evfd, &one, sizeof one);
+	bell_sleeps(word(st));
+	if (st->nlist > st->slow || atomic_load(&word(st)->summary))
+		bell_wake(word(st), st->evfd);
 }
 
 /* Lists what was rung. The word is the ringers' to write: whatever it says costs a look and no more. */
@@ -913,7 +911,7 @@ static int go_to_sleep(struct ep_set *st)
 		return 0;
 	atomic_fetch_add(&st->sleepers, 1);
 	if (st->bell >= 0)
-		atomic_store(&word(st)->asleep, 1);
+		bell_sleeps(word(st));
 	if (!atomic_load(&st->late) && (st->bell < 0 || !atomic_load(&word(st)->summary)))
 		return 1;
 	awake_locked(st);

@@ -212,23 +212,6 @@ int arm_bell(struct arm *a, u32 id)
 	return 0;
 }
 
-/* State changes of this side are every process's own business: a bell of a process that shares the connection
- * with us (fork) stays armed, for only the peer can ring it. */
-static u64 take_own(struct arm *a)
-{
-	u64 w = atomic_load(&a->w);
-
-	for (int tries = 0; tries < 1000; tries++) {
-		u64 keep = 0;
-		for (int at = ID_FIRST; at < 64; at += BELL_BITS)
-			if ((w >> at & ID_MASK) >> 10 != S->salt)
-				keep |= w & ID_MASK << at;
-		if (atomic_compare_exchange_weak(&a->w, &w, keep))
-			return w & ~keep;
-	}
-	return atomic_exchange(&a->w, 0);
-}
-
 /* The count that sleepers of an arm wait on. */
 static _Atomic u32 *wakes_of(struct arm *a, struct sock *s)
 {
@@ -238,9 +221,33 @@ static _Atomic u32 *wakes_of(struct arm *a, struct sock *s)
 	return a == &h->rarm ? &h->rwakes : &h->wwakes;
 }
 
-static __attribute__((noinline)) void fire(struct arm *a, struct sock *s, int own)
+#define RINGERS_ONE 2ull /* in the bits of an arm word that mean nothing */
+#define RINGERS_MAX (7 * RINGERS_ONE)
+
+/* Takes what is to be rung out of the arm word, after it was written down in *owed: a handler that interrupts us before we
+ * have rung it, and waits for the one whom it wakes, rings it then. */
+static u64 take(struct arm *a, _Atomic u64 *owed, int own)
 {
-	u64 w = own ? take_own(a) : atomic_exchange(&a->w, 0);
+	u64 w = atomic_load(&a->w);
+
+	for (int tries = 0; tries < 1000; tries++) {
+		u64 keep = 0;
+		/* State changes of this side are every process's own business: a bell of a process that shares the connection
+		 * with us (fork) stays armed, for only the peer can ring it. */
+		for (int at = ID_FIRST; own && at < 64; at += BELL_BITS)
+			if ((w >> at & ID_MASK) >> 10 != S->salt)
+				keep |= w & ID_MASK << at;
+		if (w == keep)
+			return 0;
+		atomic_fetch_or(owed, (w & ~keep) & ~RINGERS_MAX);
+		if (atomic_compare_exchange_weak(&a->w, &w, keep))
+			return w & ~keep;
+	}
+	return atomic_exchange(&a->w, 0); /* the peer scribbles on it */
+}
+
+static void ring_all(struct arm *a, struct sock *s, u64 w, int own)
+{
 	u32 tag = own ? sock_idx(s) : s->tx && a == &s->tx->rarm ? s->tx->rtag : s->rx ? s->rx->wtag : 0;
 
 	if (w & ARM_FUTEX) {
@@ -253,10 +260,37 @@ static __attribute__((noinline)) void fire(struct arm *a, struct sock *s, int ow
 			bell_ring(s, (u32)(w >> at & ID_MASK), tag, own);
 }
 
+static __attribute__((noinline)) void fire(struct arm *a, struct sock *s, int own)
+{
+	struct rmbe_head *mine = s->rx && (a == &s->rx->rarm || a == &s->rx->warm) ? s->rx : s->tx;
+	_Atomic u64 *owed = &s->owed[a == &s->b->st ? 0 : 1 + 2 * (mine == s->tx) + (a == &mine->warm)];
+	u64 o = atomic_load(owed);
+
+	atomic_fetch_add(&s->firing, 1);
+	while ((o & RINGERS_MAX) < RINGERS_MAX && !atomic_compare_exchange_weak(owed, &o, o + RINGERS_ONE))
+		;
+	int counted = (o & RINGERS_MAX) < RINGERS_MAX;
+	ring_all(a, s, take(a, owed, own) | (o & ~RINGERS_MAX), own);
+	for (u64 left; counted;) {
+		o = atomic_load(owed);
+		left = o - RINGERS_ONE;
+		if (!(left & RINGERS_MAX))
+			left = 0;
+		if (atomic_compare_exchange_weak(owed, &o, left))
+			break;
+	}
+	atomic_fetch_sub(&s->firing, 1);
+}
+
+static inline int to_ring(struct arm *a, struct sock *s)
+{
+	return atomic_load(&a->w) || atomic_load_explicit(&s->firing, RELAX);
+}
+
 void arm_fire(struct arm *a, struct sock *s, int own)
 {
 	atomic_thread_fence(memory_order_seq_cst);
-	if (atomic_load(&a->w))
+	if (to_ring(a, s))
 		fire(a, s, own);
 }
 
@@ -396,7 +430,7 @@ static ssize_t read_locked(struct sock *s, struct at *a, size_t left, int flags)
 		} else if (atomic_compare_exchange_strong(&h->cons, &was, c + k)) {
 			atomic_store_explicit(&s->b->rx_bytes, c + k, RELAX);
 			/* the compare-and-swap was the fence between publishing and looking at the arm */
-			if ((c + k == p || size - (p - c - k) >= size / 4) && atomic_load(&h->warm.w))
+			if ((c + k == p || size - (p - c - k) >= size / 4) && to_ring(&h->warm, s))
 				fire(&h->warm, s, 0);
 			at_move(a, k);
 			total += k;
@@ -565,7 +599,7 @@ static ssize_t write_locked(struct sock *s, struct at *a, size_t left)
 		}
 		atomic_store_explicit(&b->tx_bytes, p + k, RELAX);
 		/* the compare-and-swap was the fence between publishing and looking at the arm */
-		if (unlikely(atomic_load(&h->rarm.w)))
+		if (unlikely(to_ring(&h->rarm, s)))
 			fire(&h->rarm, s, 0);
 		at_move(a, k);
 		total += k;

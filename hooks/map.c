@@ -271,6 +271,13 @@ static void sock_end(struct sock *s)
 	lk_unlock(&S->map_lk, nested);
 }
 
+static void arms_reset(struct sock *s)
+{
+	atomic_store(&s->firing, 0);
+	for (u32 k = 0; k < sizeof s->owed / sizeof *s->owed; k++)
+		atomic_store(&s->owed[k], 0);
+}
+
 struct sock *sock_new(int fd, u32 role, u32 state)
 {
 	u64 ino = inode_of(fd);
@@ -291,6 +298,7 @@ struct sock *sock_new(int fd, u32 role, u32 state)
 		s->rxbuf = s->txbuf = s->stage = 0;
 		s->rxsize = s->txsize = s->swept = s->tx_cons = 0;
 		s->peer = s->tx_gen = s->watched = s->left = 0;
+		arms_reset(s);
 		atomic_store(&s->spin_rx, 0);
 		atomic_store(&s->spin_tx, 0);
 		atomic_store(&s->same, 0);
@@ -654,6 +662,7 @@ void map_forked(void)
 		atomic_store(&s->late, 0);
 		atomic_store(&s->closed, 0);
 		atomic_store(&s->eplk.w, 0);
+		arms_reset(s); /* threads of the parent; what they owed they ring */
 		s->watched = 0;
 		if (!fds) { /* closed by the parent before, only its engine still had it */
 			s->b = 0;

@@ -238,7 +238,7 @@ static int sleep_once(struct rest *c, i64 left, const sigset_t *mask)
 	arm_all(l);
 	struct bell_word *w = l->bell >= 0 ? S->bell[l->bell].word : 0;
 	if (w)
-		atomic_store(&w->asleep, 1);
+		bell_sleeps(w);
 	l->k[l->n] = (struct pollfd){w ? S->bell[l->bell].fd : -1, POLLIN, 0};
 	if (look_own(l) || (w && atomic_load(&w->summary)))
 		goto out;

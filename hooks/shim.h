@@ -140,7 +140,7 @@ _Static_assert(sizeof(struct rmbe_head) == 256, "head of an RMBE is four cache l
 /* A bell as the ringer sees it, in a memfd that its owner hands to each peer process once (BELL datagram). */
 struct bell_word {
 	_Atomic u64 summary;  /* bit i: bits[i] is not empty */
-	_Atomic u32 asleep;   /* 1: the owner sleeps in the kernel; the one who exchanges it to 0 writes the eventfd */
+	_Atomic u32 asleep;   /* the owner sleeps in the kernel, for the time with this odd number: bell_wake; 0 = it is awake */
 	u32 pad[13];
 	_Atomic u64 bits[64]; /* bit (tag % 4096): which socket became ready */
 };
@@ -255,6 +255,8 @@ struct sock {
 	int fd;		    /* an fd number that names it now: what TCP calls use; -1 when none is left */
 	u32 peer;	    /* index into shim.peer; 0 = unknown, SELF_PEER = this process */
 	_Atomic u32 spin_rx, spin_tx, same; /* lane.c's adaptive spinning */
+	_Atomic u32 firing;  /* threads that took something out of an arm word and have not rung it yet: it is in `owed` */
+	_Atomic u64 owed[5]; /* b->st, rarm and warm of rx, of tx */
 	u32 tx_gen;	    /* lane.c: tx_cons belongs to this gen */
 	u64 tx_cons;	    /* lane.c: the reader's position when last looked at; under b->tx */
 	struct lk eplk;
@@ -344,8 +346,6 @@ struct shim {
 	_Atomic u32 engine_reason;
 	u32 salt;	   /* 10 bits, of bell ids */
 	char **envp;	   /* our own copy of the SMCR_ variables: programs overwrite their environment (setproctitle) */
-	u64 boot[192];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
-	char boot_text[8192]; /* the strings in it */
 	int wakefd;	   /* eventfd the engine sleeps on, among others */
 	int epfd;	   /* the engine's epoll */
 	int dgram;	   /* the engine's datagram socket, bound to gid */
@@ -362,9 +362,14 @@ struct shim {
 	u32 profile;	   /* enum smcr_profile */
 	u32 nudge;
 	u32 rmbe;	   /* SMCR_RMBE in bytes, 0 = default */
+	/* behind what every process writes when it starts: the fewer pages the better */
+	u64 boot[192];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
+	char boot_text[8192]; /* the strings in it */
 	/* queue to the engine: many writers, one reader */
-	_Atomic u64 qhead, qtail;
-	struct { _Atomic u64 seq; struct req r; } q[QUEUE_LEN];
+	_Atomic u32 qhead, qused; /* index + 1: of the newest request; of the cells ever used */
+	u32 qmine;		  /* the reader's: the oldest of those that it has taken */
+	_Atomic u64 qfree;	  /* counter, a free cell */
+	struct { struct req r; u32 next; } q[QUEUE_LEN];
 	/* tables; untouched pages cost nothing */
 	_Atomic u8 fd_kind[FD_MAX];
 	_Atomic u32 fd_sock[FD_MAX];
@@ -376,6 +381,7 @@ struct shim {
 	/* bell.c */
 	struct lk bell_lk;	      /* table of foreign bells, except lookups */
 	u32 bell_hi;		      /* highest index of bell[] ever used */
+	_Atomic u32 bell_naps;	      /* numbers for bell_word.asleep */
 	int bell_pagefd;	      /* our bell page's memfd, +1 */
 	struct bell_word *bell_page;  /* 0 until the first bell */
 	_Atomic u32 forked;	      /* set by the fork hook in parent and child: a SELF_PEER connection may have
@@ -475,6 +481,8 @@ void lane_forked(void) HIDDEN;	    /* child of fork, before anything else of our
 
 int bell_get(void) HIDDEN;	/* index of a bell for a set or a polling thread, or -errno */
 void bell_put(int idx) HIDDEN;
+void bell_sleeps(struct bell_word *w) HIDDEN; /* for the owner: from now on a ringer writes the eventfd; then look again */
+void bell_wake(struct bell_word *w, int fd) HIDDEN;
 u32 bell_id(int idx) HIDDEN;
 int bell_tell(int idx, u32 peer) HIDDEN; /* hands it to that process unless done; 0 or -errno (then slices) */
 void bell_ring(struct sock *s, u32 id, u32 tag, int own) HIDDEN;

@@ -16,16 +16,18 @@
 #include "real.h"
 #include "../hooks/sys.h"
 
-static struct shim shim0; /* .bss: pages that nobody touches cost nothing */
-struct shim *smcr_shim = &shim0; /* set by relocation: right before the first instruction of ours runs */
-static struct life life0 = {.next = &smcr_spare, .rt_fds = {-1, -1}};
+static struct shim shim0 __attribute__((aligned(4096))); /* .bss: pages that nobody touches cost nothing */
+BOOT_DATA struct shim *smcr_shim = &shim0; /* set by relocation: right before the first instruction of ours runs */
+void *const __dso_handle HIDDEN = 0; /* of the start files, which this library, never unloaded, is linked without */
+
+BOOT_DATA static struct life life0 = {.next = &smcr_spare, .rt_fds = {-1, -1}};
 
 /* How long fork waits for another thread's start of the engine, or loading of a spare. */
 #define FORK_PATIENCE_MS 100
 
 /* ---- load ------------------------------------------------------------------------------------------- */
 
-static u32 word_of(const char *val, const char *const *words, u32 n)
+BOOT static u32 word_of(const char *val, const char *const *words, u32 n)
 {
 	for (u32 i = 0; i < n; i++)
 		if (!strcmp(val, words[i]))
@@ -33,7 +35,7 @@ static u32 word_of(const char *val, const char *const *words, u32 n)
 	return 0; /* bad value: the default, which comes first */
 }
 
-static u32 bytes_of(const char *val)
+BOOT static u32 bytes_of(const char *val)
 {
 	u64 n = 0;
 
@@ -46,7 +48,7 @@ static u32 bytes_of(const char *val)
 	return *val || n > UINT32_MAX ? 0 : (u32)n;
 }
 
-static void read_environment(char **envp)
+BOOT static void read_environment(char **envp)
 {
 	static const char *const modes[] = {[MODE_AUTO] = "auto", [MODE_OFF] = "off", [MODE_REQUIRE] = "require"};
 	static const char *const profiles[] = {
@@ -77,7 +79,7 @@ static void read_environment(char **envp)
 }
 
 /* The state's first values. May run before any constructor, in a hooked call that another library makes; twice does no harm. */
-void life_init(void)
+BOOT void life_init(void)
 {
 	S->abi = SMCR_ABI;
 	S->pid = (u32)sys(SYS_getpid);
@@ -90,7 +92,7 @@ void life_init(void)
  * What a runtime of ours is started with: the program's name, the SMCR_ variables and the auxiliary vector, in our own
  * memory. The program may have overwritten its environment by then, and its GOMAXPROCS or GODEBUG are not meant for us.
  */
-static void keep_boot(char **argv, char **envp)
+BOOT static void keep_boot(char **argv, char **envp)
 {
 	const u32 words = sizeof S->boot / sizeof *S->boot;
 	u64 at = 0, *w = S->boot;
@@ -124,7 +126,7 @@ static void keep_boot(char **argv, char **envp)
 }
 
 /* From boot/boot_amd64.s, in .init_array: the only thing of ours that runs when a program is loaded. */
-void smcr_boot(int argc, char **argv, char **envp, const struct runtime *rt)
+BOOT void smcr_boot(int argc, char **argv, char **envp, const struct runtime *rt)
 {
 	start_runtime = rt;
 	if (start_role != ROLE_FIRST)
@@ -212,11 +214,10 @@ static void become_child(void)
 		l->fault[i] = 0;
 	}
 	memset(S->gid, 0, sizeof S->gid);
-	if (atomic_load(&S->qtail)) {
-		memset(S->q, 0, sizeof S->q);
-		atomic_store(&S->qhead, 0);
-		atomic_store(&S->qtail, 0);
-	}
+	atomic_store(&S->qhead, 0);
+	atomic_store(&S->qfree, 0);
+	atomic_store(&S->qused, 0);
+	S->qmine = 0;
 	/* What stood in the way of the parent's start may not stand in the child's: it is asked again when it matters. */
 	atomic_store(&S->engine_reason, R_NONE);
 	atomic_store(&S->engine, ENG_COLD);

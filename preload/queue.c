@@ -1,7 +1,7 @@
 /*
- * The queue to the engine: a ring of QUEUE_LEN cells, many writers (program threads and their signal handlers), one reader.
- * A cell's seq counts its half-turns: 2k = free for the writer of lap k, 2k+1 = filled in lap k. So a zeroed shim is an
- * empty queue, and a handler that interrupts a writer between taking a cell and filling it just takes the next one.
+ * The queue to the engine: many writers (program threads and their signal handlers), one reader. A request is written into
+ * a cell of its own and then published by one compare-and-swap: a handler that interrupts a writer anywhere, and waits for
+ * the engine's answer, gets it. The reader takes all at once and turns them round. A zeroed shim is an empty queue.
  */
 #include <errno.h>
 
@@ -10,35 +10,42 @@
 
 #define FULL_TRIES 100 /* of 1 ms: how long a writer waits for the engine to make room */
 
+/* Each writer that finds it asleep wakes it: one that first claimed to do so might be interrupted by one that waits. */
 static void wake_engine(void)
 {
 	static const u64 one = 1;
 
 	atomic_thread_fence(memory_order_seq_cst); /* the request is out before we look whether the engine sleeps */
-	if (atomic_load_explicit(&S->engine_asleep, memory_order_relaxed) && atomic_exchange(&S->engine_asleep, 0))
+	if (atomic_load_explicit(&S->engine_asleep, memory_order_relaxed))
 		sys(SYS_write, S->wakefd, &one, sizeof one);
+}
+
+/* A free cell or 0. The counter keeps an old head from fitting again. */
+static u32 cell_get(void)
+{
+	u64 h = atomic_load(&S->qfree);
+
+	while ((u32)h)
+		if (atomic_compare_exchange_weak(&S->qfree, &h, ((h >> 32) + 1) << 32 | S->q[(u32)h - 1].next))
+			return (u32)h;
+	u32 n = atomic_load(&S->qused);
+	while (n < QUEUE_LEN)
+		if (atomic_compare_exchange_weak(&S->qused, &n, n + 1))
+			return n + 1;
+	return 0;
 }
 
 static int put(const struct req *r)
 {
-	u64 pos = atomic_load_explicit(&S->qtail, memory_order_relaxed);
+	u32 i = cell_get(), head = atomic_load(&S->qhead);
 
-	for (;;) {
-		__typeof__(&S->q[0]) c = &S->q[pos % QUEUE_LEN];
-		u64 lap = pos / QUEUE_LEN, seq = atomic_load_explicit(&c->seq, memory_order_acquire);
-
-		if (seq < 2 * lap)
-			return -EAGAIN; /* the reader is a whole lap behind */
-		if (seq == 2 * lap) {
-			if (atomic_compare_exchange_weak(&S->qtail, &pos, pos + 1)) {
-				c->r = *r;
-				atomic_store_explicit(&c->seq, 2 * lap + 1, memory_order_release);
-				return 0;
-			}
-		} else {
-			pos = atomic_load_explicit(&S->qtail, memory_order_relaxed);
-		}
-	}
+	if (!i)
+		return -EAGAIN;
+	S->q[i - 1].r = *r;
+	do
+		S->q[i - 1].next = head;
+	while (!atomic_compare_exchange_weak(&S->qhead, &head, i));
+	return 0;
 }
 
 int engine_post(u32 op, struct sock *s, u64 arg)
@@ -60,14 +67,21 @@ int engine_post(u32 op, struct sock *s, u64 arg)
 
 int queue_take(struct req *out)
 {
-	u64 pos = atomic_load_explicit(&S->qhead, memory_order_relaxed);
-	__typeof__(&S->q[0]) c = &S->q[pos % QUEUE_LEN];
-	u64 lap = pos / QUEUE_LEN;
+	u32 i = S->qmine;
 
-	if (atomic_load_explicit(&c->seq, memory_order_acquire) != 2 * lap + 1)
+	if (!i)
+		for (u32 h = atomic_exchange(&S->qhead, 0), next; h; h = next) {
+			next = S->q[h - 1].next;
+			S->q[h - 1].next = i;
+			i = h;
+		}
+	if (!i)
 		return 0;
-	*out = c->r;
-	atomic_store_explicit(&c->seq, 2 * lap + 2, memory_order_release);
-	atomic_store_explicit(&S->qhead, pos + 1, memory_order_relaxed);
+	S->qmine = S->q[i - 1].next;
+	*out = S->q[i - 1].r;
+	u64 h = atomic_load(&S->qfree);
+	do
+		S->q[i - 1].next = (u32)h;
+	while (!atomic_compare_exchange_weak(&S->qfree, &h, ((h >> 32) + 1) << 32 | i));
 	return 1;
 }

@@ -19,7 +19,7 @@ static long absent(void)
 	return -1;
 }
 
-static void *look(const char *name)
+BOOT static void *look(const char *name)
 {
 	int e = errno;
 	void *volatile p = dlsym(RTLD_NEXT, name); /* volatile: no tail call, dlsym looks at the caller's address */
@@ -64,7 +64,7 @@ STUB_VARIADIC(int, prctl, (int op, ...), op, (op, a, b, c, d))
 long stub_syscall(long, ...) HIDDEN; /* enter.S */
 pid_t stub_vfork(void) HIDDEN;
 
-struct real smcr_real = {
+BOOT_DATA struct real smcr_real = {
 #define X(R, name, ...) .name = stub_##name,
 	SMCR_BODY(X) SMCR_FD(X) SMCR_ALWAYS(X)
 #undef X
@@ -81,7 +81,7 @@ void real_find_entered(void)
 	FIND(vfork);
 }
 
-void real_find(void)
+BOOT void real_find(void)
 {
 #define X(R, name, ...) FIND(name);
 	SMCR_BODY(X) SMCR_FD(X) SMCR_ALWAYS(X)

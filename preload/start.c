@@ -34,8 +34,8 @@
 #define ROOM_MEMORY (256l << 20) /* to be left under a limit of the address space */
 #define THREAD_STACK (256 << 10)
 
-const struct runtime *start_runtime;
-u32 start_role = ROLE_FIRST; /* in the file's data, so that a copy's image can say otherwise */
+BOOT_DATA const struct runtime *start_runtime;
+BOOT_DATA u32 start_role = ROLE_FIRST; /* in the file's data, so that a copy's image can say otherwise */
 
 extern const Elf64_Ehdr __ehdr_start HIDDEN; /* where this copy is mapped */
 
@@ -123,27 +123,15 @@ static struct {
 	u64 at, n;
 } start_deferred = {.magic = "smcr:deferred\0\0\1"};
 
-static int relocate(void)
+static void relocate(void)
 {
 	const char *base = (const char *)&__ehdr_start;
-	const Elf64_Phdr *ph = (const void *)(base + __ehdr_start.e_phoff), *relro = 0;
 	u64 n = *(volatile u64 *)&start_deferred.n;
 	const Elf64_Rela *r = (const void *)(base + *(volatile u64 *)&start_deferred.at);
 
-	for (int i = 0; i < __ehdr_start.e_phnum; i++)
-		if (ph[i].p_type == PT_GNU_RELRO)
-			relro = &ph[i];
-	if (!n || !relro)
-		return n ? -R_ENGINE : 0;
-	/* What the loader made read-only after its part of the work, by its rounding: whole pages. */
-	u64 from = (u64)base + (relro->p_vaddr & ~4095ull), to = (u64)base + ((relro->p_vaddr + relro->p_memsz) & ~4095ull);
-	if (sys(SYS_mprotect, from, to - from, PROT_READ | PROT_WRITE) < 0)
-		return -R_MEMORY;
 	for (u64 i = 0; i < n; i++)
 		*(u64 *)(base + r[i].r_offset) = (u64)base + (u64)r[i].r_addend;
 	start_deferred.n = 0;
-	sys(SYS_mprotect, from, to - from, PROT_READ);
-	return 0;
 }
 
 /* Starts this copy's runtime. All signals are blocked and the stack is a big one; nobody else runs Go yet. */
@@ -155,8 +143,8 @@ static int run(struct shim *s, int trial)
 	smcr_shim = s;
 	if (s->real != &smcr_real)
 		smcr_real = *s->real;
-	if (rt && (r = relocate()) < 0)
-		return r;
+	if (rt)
+		relocate();
 	if (!rt || *rt->epfd != -1 || *rt->netpoll_inited)
 		return -R_ENGINE;
 	/* No SIGURG between the runtime's threads, and no descriptors for watching the cgroup's CPU limit. */

@@ -145,7 +145,7 @@ static int sleep_bell(struct owner *o, u32 tag, int ms)
 {
 	struct bell_word *w = S->bell[o->idx].word;
 	struct epoll_event e;
-	atomic_store(&w->asleep, 1);
+	bell_sleeps(w);
 	if (!atomic_load(&w->summary))
 		CHECK(epoll_wait(o->ep, &e, 1, ms) == 1, "not rung");
 	atomic_store(&w->asleep, 0);

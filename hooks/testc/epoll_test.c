@@ -1087,7 +1087,7 @@ static void cancel(void)
 			word = S->bell[i].word;
 		}
 	CHECK(word);
-	for (i64 t0 = now_ns(); word->asleep != 1; nap(1000))
+	for (i64 t0 = now_ns(); !word->asleep; nap(1000))
 		CHECK(now_ns() - t0 < 10000 * MS);
 	nap(1000);
 	void *ret;

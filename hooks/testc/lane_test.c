@@ -705,6 +705,48 @@ static void test_facts(void)
 	CHECK(arm.w == (0xfffffull << 4 | 1024ull << 24 | 3ull << 44));
 }
 
+/* ---- a handler that waits for the one whom the interrupted call was about to wake ---- */
+
+static void answerer(void *arg)
+{
+	char c;
+	ssize_t r;
+	while ((r = recv_some(arg, &c, 1, 0, stuck())) == 1)
+		if (c == '?')
+			CHECK(send_all(arg, "!", 1, stuck()) == 1);
+	CHECK(r == 0, "%zd", r);
+}
+
+static void ask(int sig)
+{
+	char c;
+	(void)sig;
+	sig_runs++;
+	CHECK(send_all(sig_s, "?", 1, in_ms(10000)) == 1);
+	ssize_t r = recv_some(sig_s, &c, 1, 0, in_ms(10000));
+	CHECK(r == 1 && c == '!', "%zd: the peer sleeps, and whoever took its place in the arm word has not rung", r);
+}
+
+static void test_handler_asks(void)
+{
+	make_shim(PROFILE_SAFE);
+	sig_s = make_pair(1, 65536, 2);
+	sig_runs = 0;
+	pid_t p = child(answerer, sig_s + 1);
+	start_timer(ask, 150);
+	for (i64 end = in_ms(1500 * scale); now_ns() < end;) {
+		CHECK(send_all(sig_s, ".", 1, stuck()) == 1);
+		while (lane_unsent(sig_s)) /* it shall sleep, and be woken, each time */
+			sched_yield();
+	}
+	stop_timer();
+	atomic_fetch_or(&sig_s->tx->wflags, RH_WDONE);
+	arm_fire(&sig_s->tx->rarm, sig_s, 0);
+	reap(p);
+	printf("  %ld handlers\n", sig_runs);
+	free_pair(sig_s);
+}
+
 /* ---- interruption: as recv(2) ---- */
 
 static _Atomic int handled;
@@ -953,6 +995,7 @@ int main(int argc, char **argv)
 	RUN(test_state);
 	RUN(test_handler_writes);
 	RUN(test_handler_reads);
+	RUN(test_handler_asks);
 	RUN(test_eintr, 0);
 	RUN(test_eintr, 1);
 	RUN(test_alone);

@@ -29,13 +29,12 @@ func run(t *testing.T, dir string, env []string, name string, args ...string) st
 // build makes the library of the module in dir as `make build` does.
 func build(t *testing.T, dir, out string) {
 	t.Helper()
-	abs, err := filepath.Abs(filepath.Join(dir, "preload/exports.map"))
+	abs, err := filepath.Abs(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, dir, nil, "go", "build", "-buildmode=c-shared", "-trimpath", "-o", out, "-ldflags",
-		"-s -w -checklinkname=0 -E smcr_rt0 -extldflags '-Wl,--version-script="+abs+
-			" -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,defs -Wl,-Map="+out+".map'", "./preload")
+	flags := strings.TrimSpace(run(t, "../..", nil, "make", "-s", "ldflags", "CURDIR="+abs, "MAP="+out+".map"))
+	run(t, dir, nil, "go", "build", "-buildmode=c-shared", "-trimpath", "-o", out, "-ldflags", flags, "./preload")
 	run(t, "../..", nil, "go", "run", "./preload/postlink", out, out+".map")
 }
 
@@ -157,11 +156,11 @@ var fake = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "smcr-check-"); err != nil {
 		return "", err
 	}
-	for from, to := range map[string]string{
-		"..": "preload", "testdata/hooks": "hooks", "../../hooks/shim.h": "hooks/shim.h", "../../hooks/sys.h": "hooks/sys.h",
-		"../../go.mod": "go.mod", "../../go.sum": "go.sum",
+	for _, cp := range [][2]string{
+		{"..", "preload"}, {"testdata/hooks", "hooks"}, {"../../hooks/shim.h", "hooks/shim.h"}, {"../../hooks/sys.h", "hooks/sys.h"},
+		{"../../go.mod", "go.mod"}, {"../../go.sum", "go.sum"},
 	} {
-		if out, err := exec.Command("cp", "-rT", from, filepath.Join(dir, to)).CombinedOutput(); err != nil {
+		if out, err := exec.Command("cp", "-rT", cp[0], filepath.Join(dir, cp[1])).CombinedOutput(); err != nil {
 			return dir, fmt.Errorf("%s: %w", out, err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -102,8 +103,14 @@ func treat(lib, mapFile string) (int, error) {
 	if len(deferred) == 0 {
 		return 0, errors.New("nothing to defer")
 	}
+	// The loader reads the PLT's relocations too: they follow at once what it reads here.
+	plt := f.Section(".rela.plt")
+	if plt == nil || plt.Addr != rela.Addr+rela.Size {
+		return 0, errors.New(".rela.plt does not follow .rela.dyn")
+	}
 	kept := len(relative) + len(other)
-	copy(table, append(append(relative, other...), deferred...))
+	jumps := slices.Clone(image[plt.Offset : plt.Offset+plt.Size])
+	copy(image[rela.Offset:plt.Offset+plt.Size], slices.Concat(relative, other, jumps, deferred))
 
 	for i := dyn.Offset; i < dyn.Offset+dyn.Size; i += 16 {
 		val := image[i+8 : i+16]
@@ -117,11 +124,13 @@ func treat(lib, mapFile string) (int, error) {
 				return 0, errors.New("DT_RELASZ is not the size of .rela.dyn")
 			}
 			binary.LittleEndian.PutUint64(val, uint64(kept))
+		case elf.DT_JMPREL:
+			binary.LittleEndian.PutUint64(val, rela.Addr+uint64(kept))
 		case elf.DT_RELACOUNT:
 			binary.LittleEndian.PutUint64(val, uint64(len(relative)/relaSize))
 		}
 	}
-	binary.LittleEndian.PutUint64(place, rela.Addr+uint64(kept))
+	binary.LittleEndian.PutUint64(place, rela.Addr+uint64(kept+len(jumps)))
 	binary.LittleEndian.PutUint64(place[8:], uint64(len(deferred)/relaSize))
 
 	// Replaced, not written into: a running program may have the old file mapped.

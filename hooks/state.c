@@ -342,9 +342,11 @@ void sock_half(struct sock *s)
 	struct diag d;
 	u32 f = atomic_load(&b->flags);
 
-	if (state_of(s) != S_ACTIVE || !(f & BF_FIN) || (f & BF_GONE) || s->fd < 0)
+	/* Once both have shut down, TCP's connection is over, and the rings go on: nothing can be asked, nor does anybody wait. */
+	if (state_of(s) != S_ACTIVE || !(f & BF_FIN) || (f & (BF_GONE | BF_SHUT_WR)) || s->fd < 0)
 		return;
-	if (diag_mirror(s->fd, &d) == 0 && d.inode)
+	int r = diag_mirror(s->fd, &d);
+	if (r == 0 ? d.inode != 0 : r != -ENOENT)
 		return;
 	u32 set = BF_GONE;
 	if (lane_unsent(s)) {

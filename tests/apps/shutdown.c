@@ -1,7 +1,7 @@
 /* Half close, reset and broken pipe, each as TCP shows them. */
 #include "app.h"
 
-static char buf[4096];
+static char buf[4096], big[1 << 20];
 
 static void server(int fd)
 {
@@ -73,6 +73,19 @@ static void server(int fd)
 	say("bad how: %s", err(shutdown(fd, 7)));
 	close(fd);
 	say("closed: %s", err(shutdown(fd, SHUT_RDWR)));
+
+	/* Both have shut down, and much is on its way yet: nobody reads for longer than anybody looks whether we live. */
+	fd = another();
+	send_all(fd, "bye", 3);
+	must(shutdown(fd, SHUT_WR));
+	usleep(20000); /* the client's send has to wait */
+	say("half read %s", got(receive_all(fd, big, sizeof big * 9 / 10)));
+	await();
+	usleep(200000);
+	pass();
+	say("rest %s", got(receive_all(fd, big, sizeof big)));
+	await();
+	close(fd);
 }
 
 static void client(int fd)
@@ -106,6 +119,15 @@ static void client(int fd)
 
 	fd = another();
 	say("both: read %s", got(recv(fd, buf, sizeof buf, 0)));
+	close(fd);
+	pass();
+
+	fd = another();
+	send_all(fd, big, sizeof big);
+	must(shutdown(fd, SHUT_WR));
+	pass();
+	await();
+	say("read %s", got(receive_all(fd, buf, sizeof buf)));
 	close(fd);
 	pass();
 }

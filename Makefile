@@ -1,25 +1,28 @@
 # make TARGET; make help lists them.
 .DEFAULT_GOAL := build
-.PHONY: build demo test check bench fuzz soak clean help ldflags
+.PHONY: build demo test check bench fuzz soak clean help library ldflags
 
 T ?=
 N ?= 5
 ROW ?=
 ARGS ?=
 
-MAP = $(CURDIR)/build/libsmcr.map
+OUT = build/libsmcr.so
+MAP = $(abspath $(OUT)).map
 LDFLAGS = -s -w -checklinkname=0 -E smcr_rt0 -X runtime.godebugDefault=asyncpreemptoff=1 \
 	-extldflags '-Wl,--version-script=$(CURDIR)/preload/exports.map -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,defs -Wl,-z,norelro -nostartfiles -Wl,-Map=$(MAP)'
 # Go's build cache does not see that one package's C includes another's headers: their hash is in the flags.
 HEADERS = $(shell cat preload/*.h hooks/*.h | cksum | cut -d' ' -f1)
 
-build: ## build/libsmcr.so and build/smcr
-	@mkdir -p build
-	CGO_CFLAGS="-O2 -g -DSMCR_HEADERS=$(HEADERS)" go build -buildmode=c-shared -trimpath -o build/new.so -ldflags "$(LDFLAGS)" ./preload
-	go run ./preload/postlink build/new.so build/libsmcr.map
-	@mv build/new.so build/libsmcr.so # whole at once: programs may have the old one mapped
-	@rm -f build/new.h build/libsmcr.map
+build: library ## build/libsmcr.so and build/smcr
 	CGO_ENABLED=0 go build -trimpath -o build/smcr ./cmd/smcr
+
+library:
+	@mkdir -p $(dir $(OUT))
+	CGO_CFLAGS="-O2 -g -DSMCR_HEADERS=$(HEADERS) $(DEFS)" go build -buildmode=c-shared -trimpath -o $(OUT).new.so -ldflags "$(LDFLAGS)" ./preload
+	go run ./preload/postlink $(OUT).new.so $(MAP)
+	@mv $(OUT).new.so $(OUT) # whole at once: programs may have the old one mapped
+	@rm -f $(OUT).new.h $(MAP)
 
 demo: ## redis, iperf3, memcached and sockperf over TCP and over SMC-R, in one table
 	@scripts/demo

@@ -1543,8 +1543,8 @@ static int ctl_ours(int epfd, int op, int fd, struct sock *s, const struct epoll
 		if (likely(r != SLOW))
 			return r;
 	}
-	if (borrowed())
-		return PASS;
+	if (borrowed() || (op == EPOLL_CTL_DEL && !s->eps && atomic_load(&s->b->state) == S_ACCEPTED))
+		return PASS; /* nothing is registered: this is no use of it, and it may be meant for another process */
 	if (op == EPOLL_CTL_ADD) { /* is it still the socket that we know? */
 		struct sock *now = sock_get(fd, 1);
 		if (now)

@@ -61,7 +61,7 @@ static void decide(int fd)
 
 	if (st == S_ACCEPTED ? last && atomic_load(&s->b->procs) == 1
 			     : (st == S_OFFERED || st == S_CLC || st == S_FLUSH) && (last || s->fd == fd))
-		sock_settle(s);
+		sock_settle(s, !atomic_load(&s->held)); /* the engine goes on with what is staged, if it has it yet */
 	sock_put(s);
 }
 

@@ -7,6 +7,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
+
+	"libsmcr/abi/host"
 )
 
 // logFile writes to a descriptor of ours, hidden from the program; a failed write is nobody's concern.
@@ -33,5 +35,9 @@ func newLogger() zerolog.Logger {
 	if err != nil || level == zerolog.NoLevel {
 		level = zerolog.InfoLevel
 	}
-	return zerolog.New(logFile(hide(fd))).Level(level).With().Timestamp().Int("pid", pid).Logger()
+	l := zerolog.New(logFile(hide(fd))).Level(level).With().Timestamp().Int("pid", pid).Logger()
+	for _, complaint := range host.CheckEnvironment(os.Environ()) {
+		l.Warn().Msg(complaint)
+	}
+	return l
 }

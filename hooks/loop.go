@@ -265,10 +265,6 @@ func (l *loop) request(r *C.struct_req) {
 		if c != nil {
 			c.stageFull()
 		}
-	case C.REQ_FLUSH:
-		if c != nil {
-			c.flush()
-		}
 	case C.REQ_CLOSED:
 		l.closed(c)
 	case C.REQ_TOUCHED:

@@ -380,12 +380,18 @@ static u32 calls_of(struct sock *s)
 	return refs > mine ? refs - mine : 0;
 }
 
+/* Staged bytes that the kernel does not take yet: as in the kernel, they outlive the program's close. */
+static int flushing(const struct sock *s)
+{
+	return atomic_load(&s->b->state) == S_FLUSH && atomic_load(&s->b->stage_len);
+}
+
 /* No fd of the program names it and none of its calls is under way: what the kernel would now do with its file, we do. */
 static void sock_quiet(struct sock *s, u32 gen)
 {
 	int nested = lk_lock(&S->map_lk), late = -1, post = 0;
 
-	if (s->gen == gen && s->b && !atomic_load(&s->fds) && !calls_of(s) &&
+	if (s->gen == gen && s->b && !atomic_load(&s->fds) && !calls_of(s) && !flushing(s) &&
 	    (atomic_load(&s->late) || !atomic_load(&s->closed)) && ref_up(s)) {
 		if (atomic_exchange(&s->late, 0)) {
 			late = s->fd;
@@ -479,7 +485,7 @@ static struct sock *forget(int fd, u32 *listener, const struct sock *want)
 		atomic_fetch_sub(&s->refs, 1); /* not the last one: ours is left */
 		if (last) {
 			to = -1;
-			if (calls_of(s) > 1 && inode_of(fd) == s->ino) {
+			if ((calls_of(s) > 1 || (flushing(s) && atomic_load(&s->held))) && inode_of(fd) == s->ino) {
 				/* Somebody sleeps in a call on it: as in the kernel, the socket lives until that ends. */
 				to = dup_high(fd);
 				atomic_store(&s->late, to >= 0);

@@ -351,7 +351,7 @@ int h_shutdown(int fd, int how)
 	/* A request that ends with a half close is the usual one: it does not cost the connection its SMC-R. */
 	int later = how == SHUT_WR && sock_use(s) && sock_shut_later(s);
 	if (!later && early(state_of(s)))
-		sock_settle(s);
+		sock_settle(s, 1);
 	if (later) {
 		r = 0;
 	} else if (state_of(s) != S_ACTIVE) {

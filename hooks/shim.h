@@ -28,7 +28,9 @@ typedef uint64_t u64;
 typedef int32_t i32;
 typedef int64_t i64;
 
+#ifndef SMCR_ABI /* a test builds a library of another version */
 #define SMCR_ABI 1 /* version of every structure below that two processes share */
+#endif
 #define HIDDEN __attribute__((visibility("hidden")))
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
@@ -290,7 +292,6 @@ enum req_op {
 	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot */
 	REQ_SETTLE,	/* finish, withdraw or decline now: the program closes, shuts down, forks, execs */
 	REQ_STAGE_FULL, /* a sender waits: withdraw if nobody claims within 20 ms */
-	REQ_FLUSH,	/* S_FLUSH: watch for EPOLLOUT */
 	REQ_CLOSED,	/* last fd of this process is closed: release when both sides are done */
 	REQ_TOUCHED,	/* a punched ring is written again: sweep later */
 	REQ_WATCH,	/* adopt: watch the TCP fd of an established connection (after fork) */
@@ -496,7 +497,8 @@ void bell_forked(void) HIDDEN;	   /* child of fork, after lane_forked, S->salt s
 int sock_use(struct sock *s) HIDDEN;
 u32 sock_events(struct sock *s) HIDDEN; /* EPOLLIN|OUT|RDHUP|HUP|ERR|PRI that hold now; state must not be S_TCP */
 int sock_arm(struct sock *s, u32 bell, u32 want) HIDDEN; /* 1 = armed for these; 0 = use slices. Look again after. */
-void sock_settle(struct sock *s) HIDDEN; /* on return the state is S_ACTIVE or S_TCP; bounded */
+/* On return the state is S_ACTIVE or S_TCP; bounded. Without `wait` also S_FLUSH, which the engine ends. */
+void sock_settle(struct sock *s, int wait) HIDDEN;
 void sock_timeo(struct sock *s) HIDDEN; /* loads SO_RCVTIMEO and SO_SNDTIMEO into the block once; opt.c */
 void sock_leave(struct sock *s, u32 reason) HIDDEN; /* not established yet: give SMC-R up; ends in S_TCP, bounded */
 void tcp_reset(int fd) HIDDEN;

@@ -123,8 +123,10 @@ u32 sock_fallback(struct sock *s, u32 reason, u32 diagnosis)
 	if (st == S_ACCEPTED || negotiating(st)) {
 		decided_tcp(s, reason, diagnosis);
 		atomic_store_explicit(&b->state, S_FLUSH, memory_order_release);
-		left = sock_flush(s);
+		st = S_FLUSH;
 	}
+	if (st == S_FLUSH) /* the engine may come second: what the program's call left over is its to send */
+		left = sock_flush(s);
 	lk_unlock(&b->lock, nested);
 	return left;
 }
@@ -469,7 +471,8 @@ static void flush_out(struct sock *s)
 	}
 }
 
-static void leave(struct sock *s, u32 reason, int decline)
+/* wait: what is staged is the kernel's then, or the engine goes on with it. */
+static void leave(struct sock *s, u32 reason, int decline, int wait)
 {
 	struct block *b = s->b;
 
@@ -482,7 +485,8 @@ static void leave(struct sock *s, u32 reason, int decline)
 		engine_post(REQ_SETTLE, s, (u64)decline);
 		wait_decided(s, now_ns() + SETTLE_NS);
 	}
-	flush_out(s);
+	if (wait)
+		flush_out(s);
 }
 
 /* Not used yet, and it shall be plain: a client that offered is told, or it would wait until its patience ends. */
@@ -494,16 +498,16 @@ static void leave_accepted(struct sock *s, u32 reason)
 	reg_refuse(s->fd);
 }
 
-void sock_settle(struct sock *s)
+void sock_settle(struct sock *s, int wait)
 {
 	leave_accepted(s, R_LEFT_EARLY);
-	leave(s, R_LEFT_EARLY, 0);
+	leave(s, R_LEFT_EARLY, 0, wait);
 }
 
 void sock_leave(struct sock *s, u32 reason)
 {
 	leave_accepted(s, reason);
-	leave(s, reason, 1);
+	leave(s, reason, 1, 1);
 }
 
 /* Before fork, exec and exit nothing may be half-negotiated. An accepted socket that nobody used yet is not: it
@@ -518,7 +522,7 @@ void settle_all(void)
 			continue;
 		u32 st = state_of(s);
 		if ((negotiating(st) || st == S_FLUSH) && (s = sock_at(i, s->gen))) {
-			leave(s, R_LEFT_EARLY, 0);
+			leave(s, R_LEFT_EARLY, 0, 1);
 			sock_drop(s);
 		}
 	}

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"fmt"
+	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
@@ -44,6 +45,43 @@ func TestPlainPeersAreServedAtOnce(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An upgrade while old processes run.
+func TestLibrariesOfDifferentVersionsTalkTCP(t *testing.T) {
+	lib := harness.App("libsmcr-version.so")
+	build := exec.Command("make", "-s", "library", "OUT="+lib, "DEFS=-DSMCR_ABI=99")
+	build.Dir = harness.Root()
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	other := func(w *harness.World) harness.Command {
+		if w.Mode == harness.Native {
+			return harness.Command{}
+		}
+		return harness.Command{Plain: true, Env: []string{"LD_PRELOAD=" + lib}}
+	}
+	t.Run("server", func(t *testing.T) {
+		sameAsNative(t, plain("version"), func(w *harness.World) string {
+			_, port := w.Echo(other(w))
+			return w.Ask(harness.Command{}, port, 10, 100000).String()
+		})
+	})
+	t.Run("client", func(t *testing.T) {
+		sameAsNative(t, plain("client-not-offering"), func(w *harness.World) string {
+			_, port := w.Echo(harness.Command{})
+			return w.Ask(other(w), port, 10, 100000).String()
+		})
+	})
+	// With its like it uses SMC-R: it is a library that works.
+	t.Run("both", func(t *testing.T) {
+		sameAsNative(t, func(*testing.T, harness.Counts) {}, func(w *harness.World) string {
+			_, port := w.Echo(other(w))
+			c := other(w)
+			c.Env = append(c.Env, "SMCR_MODE=require") // fails where it cannot
+			return w.Ask(c, port, 10, 100000).String()
+		})
+	})
 }
 
 func TestRedisTalksToPlainPeers(t *testing.T) {

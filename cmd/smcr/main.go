@@ -70,6 +70,8 @@ func newRoot() *cobra.Command {
 			return unknownCommand(c, args[0])
 		},
 	}
+	root.Version = thisVersion().String() // --version
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return failure(exitUsage, "%v: see %s --help", err, c.CommandPath())
 	})

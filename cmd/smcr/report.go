@@ -86,7 +86,7 @@ func (c *counts) because() string {
 
 func (r *report) writeText(w io.Writer) {
 	if len(r.Processes) == 0 {
-		fmt.Fprintln(w, "smcr: no process used the library: with --off none does, and set-uid or static programs cannot")
+		fmt.Fprintln(w, "smcr: no process used the library: with --off or SMCR_MODE=off none does, and set-uid or static programs cannot")
 		return
 	}
 	fmt.Fprintf(w, "smcr: %s over SMC-R (%s sent, %s received), %d over TCP, %s\n", plural(r.Totals.SMC, "connection"),

@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"libsmcr/abi/host"
 )
 
 // A daemon that the program leaves behind is not waited for longer than this.
@@ -52,9 +54,9 @@ func newRun() *cobra.Command {
 	}
 	f := c.Flags()
 	f.SetInterspersed(false)
-	f.BoolVar(&o.require, "require", false, "connections that cannot use SMC-R fail")
+	f.BoolVar(&o.require, "require", false, "connections that cannot use SMC-R fail; --report says why they cannot")
 	f.BoolVar(&o.off, "off", false, "all connections stay TCP")
-	f.StringVar(&o.report, "report", "", "at the end say what the connections used: as JSON in `FILE`, or on stderr")
+	f.StringVar(&o.report, "report", "", "at the end say what the connections used: on stderr, or with --report=FILE as JSON in `FILE`")
 	f.Lookup("report").NoOptDefVal = reportText
 	return c
 }
@@ -84,6 +86,9 @@ func (o *runOptions) run(args []string, stderr io.Writer) error {
 			env = setenv(env, "SMCR_RUN_DIR", dir)
 		}
 	}
+	for _, w := range warnings(env, o.report == "") {
+		fmt.Fprintf(stderr, "smcr: %s\n", w)
+	}
 	keepIgnored()
 	if o.report == "" {
 		err := unix.Exec(path, args, env)
@@ -93,6 +98,25 @@ func (o *runOptions) run(args []string, stderr io.Writer) error {
 		return notStarted(path, err)
 	}
 	return o.runAndReport(path, args, env, stderr)
+}
+
+// warnings says what in the environment keeps the library from doing what its user expects. It does not say so itself: the
+// program's stderr is the program's.
+func warnings(env []string, withDir bool) []string {
+	found := host.CheckEnvironment(env)
+	if !withDir {
+		return found // a report needs the directory itself
+	}
+	dir, err := runDir()
+	if err == nil {
+		if err = checkDir(dir); errors.Is(err, fs.ErrNotExist) {
+			err = checkParent(dir) // the library makes the directory
+		}
+	}
+	if err != nil {
+		found = append(found, fmt.Sprintf("connections stay plain TCP: %v", err))
+	}
+	return found
 }
 
 func (o *runOptions) runAndReport(path string, args, env []string, stderr io.Writer) error {

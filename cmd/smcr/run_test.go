@@ -55,6 +55,34 @@ func TestTheEnvironmentSaysWhatWasAskedFor(t *testing.T) {
 	}
 }
 
+func TestWhatTheEnvironmentPreventsIsSaid(t *testing.T) {
+	open := t.TempDir()
+	if err := os.Chmod(open, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for env, want := range map[string]string{
+		"SMCR_MODE=auto":              "",
+		"SMCR_PROFIL=safe":            "SMCR_PROFIL is not a variable of this version: ignored",
+		"SMCR_RMBE=1g":                "SMCR_RMBE=1g: want 64k to 16m; the default is used",
+		"SMCR_RUN_DIR=" + open:        "connections stay plain TCP: " + open + " is open to other users: chmod 700 " + open,
+		"SMCR_RUN_DIR=/nowhere/run":   "connections stay plain TCP: cannot make /nowhere/run: no such file or directory: set SMCR_RUN_DIR to a directory of yours",
+		"SMCR_RUN_DIR=" + open + "/x": "",
+	} {
+		name, value, _ := strings.Cut(env, "=")
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(name, value)
+			if got := strings.Join(warnings([]string{env}, true), "; "); got != want {
+				t.Errorf("%s: %q, want %q", env, got, want)
+			}
+		})
+	}
+	cmd := smcr(t, "run", "true")
+	cmd.Env = append(cmd.Env, "SMCR_RMBE=1g")
+	if got := outcome(t, cmd); got.code != 0 || got.stderr != "smcr: SMCR_RMBE=1g: want 64k to 16m; the default is used\n" {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestExitCodesAreTheProgramsOrEnvs(t *testing.T) {
 	dir := t.TempDir()
 	script := write(t, filepath.Join(dir, "script"), "exit $1\n", 0o700)
@@ -165,7 +193,7 @@ func TestTheReportAsText(t *testing.T) {
 	// The width of a pid moves the columns behind it.
 	golden(t, "report.txt", regexp.MustCompile(`(?m)^(?:\d+|PID)/(\S+) {2,}`).ReplaceAllString(got.stderr, "PID/$1  "))
 
-	const nobody = "smcr: no process used the library: with --off none does, and set-uid or static programs cannot\n"
+	const nobody = "smcr: no process used the library: with --off or SMCR_MODE=off none does, and set-uid or static programs cannot\n"
 	if got := outcome(t, smcr(t, "run", "--off", "--report", "--", "true")); got.stderr != nobody {
 		t.Errorf("%q", got.stderr)
 	}

@@ -39,6 +39,14 @@ func checkDir(dir string) error {
 	return nil
 }
 
+// checkParent makes sure that dir could be made.
+func checkParent(dir string) error {
+	if err := unix.Access(filepath.Dir(dir), unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("cannot make %s: %w: set SMCR_RUN_DIR to a directory of yours", dir, err)
+	}
+	return nil
+}
+
 // maxReportDir is the longest path that the library takes.
 const maxReportDir = 255
 

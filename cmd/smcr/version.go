@@ -19,6 +19,21 @@ type versionInfo struct {
 	Go      string `json:"go"`
 }
 
+func (v versionInfo) String() string {
+	return fmt.Sprintf("smcr %s, ABI %d, %s", v.Version, v.ABI, v.Go)
+}
+
+func thisVersion() versionInfo {
+	v := versionInfo{Version: version, ABI: host.ABI, Go: runtime.Version()}
+	if info, ok := debug.ReadBuildInfo(); ok && v.Version == "" {
+		v.Version = info.Main.Version
+	}
+	if v.Version == "" || v.Version == "(devel)" {
+		v.Version = "devel"
+	}
+	return v
+}
+
 func newVersion() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
@@ -26,17 +41,11 @@ func newVersion() *cobra.Command {
 		Short: "Show the version",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			v := versionInfo{Version: version, ABI: host.ABI, Go: runtime.Version()}
-			if info, ok := debug.ReadBuildInfo(); ok && v.Version == "" {
-				v.Version = info.Main.Version
-			}
-			if v.Version == "" || v.Version == "(devel)" {
-				v.Version = "devel"
-			}
+			v := thisVersion()
 			if asJSON {
 				return writeJSON(c.OutOrStdout(), v)
 			}
-			_, err := fmt.Fprintf(c.OutOrStdout(), "smcr %s, ABI %d, %s\n", v.Version, v.ABI, v.Go)
+			_, err := fmt.Fprintln(c.OutOrStdout(), v)
 			return err
 		},
 	}

@@ -83,7 +83,7 @@ int epoll_set_dup(int from, int to)
 	set_dup++;
 	return kind_of(from) == FD_EPOLL;
 }
-void sock_settle(struct sock *s)
+void sock_settle(struct sock *s, int wait)
 {
 	settled++;
 	atomic_store(&s->b->state, S_TCP);
@@ -92,7 +92,7 @@ void sock_settle(struct sock *s)
 void sock_leave(struct sock *s, u32 reason)
 {
 	CHECK(reason == R_SOCKOPT);
-	sock_settle(s);
+	sock_settle(s, 1);
 }
 static u32 listener_gone;
 void reg_gone(u32 l) { listener_gone = l; }

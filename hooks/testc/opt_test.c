@@ -53,7 +53,7 @@ static void to_tcp(void)
 	atomic_store(&S->fd_kind[ours], FD_PLAIN);
 }
 static u32 settles_to;
-void sock_settle(struct sock *s)
+void sock_settle(struct sock *s, int wait)
 {
 	(void)s;
 	settled++;

@@ -55,10 +55,10 @@ static void order_and_laps(void)
 	CHECK(!queue_take(&r));
 	S->sock[7].gen = 3;
 	for (u64 i = 0; i < 5 * QUEUE_LEN + 17; i++) {
-		CHECK(engine_post(REQ_FLUSH, &S->sock[7], i) == 0);
+		CHECK(engine_post(REQ_TOUCHED, &S->sock[7], i) == 0);
 		if (i % 3 == 0)
 			CHECK(engine_post(REQ_CLOSED, 0, i) == 0);
-		CHECK(queue_take(&r) && r.op == REQ_FLUSH && r.sock == 7 && r.gen == 3 && r.arg == i);
+		CHECK(queue_take(&r) && r.op == REQ_TOUCHED && r.sock == 7 && r.gen == 3 && r.arg == i);
 		if (i % 3 == 0)
 			CHECK(queue_take(&r) && r.op == REQ_CLOSED && r.sock == 0 && r.gen == 0 && r.arg == i);
 		CHECK(!queue_take(&r));

@@ -28,5 +28,27 @@ int main(void)
 			say("%zu bytes: %s", sizes[i], n == sizes[i] && !memcmp(sent, received, n) ? "all arrived" : "damaged");
 			close(s);
 		}
+
+	/* Through buffers that hold hardly more than it. */
+	l = listening(0, 0);
+	must(setsockopt(l, SOL_SOCKET, SO_RCVBUF, &(int){ 1 }, sizeof(int)));
+	pid_t child = must(fork());
+	if (!child) {
+		struct sockaddr_in a = loopback(port_of(l));
+		int c = must(socket(AF_INET, SOCK_STREAM, 0));
+		must(setsockopt(c, SOL_SOCKET, SO_SNDBUF, &(int){ 1 }, sizeof(int)));
+		must(connect(c, (void *)&a, sizeof a));
+		send_all(c, sent, 3000);
+		double t = now();
+		close(c);
+		check(now() - t < 1);
+		exit(0);
+	}
+	usleep(300000);
+	int s = accepted(l), status;
+	size_t n = receive_all(s, received, sizeof received);
+	say("tiny buffers: %s", n == 3000 && !memcmp(sent, received, n) ? "all arrived" : "damaged");
+	must(waitpid(child, &status, 0));
+	say("exit %d", status);
 	print_transcript();
 }

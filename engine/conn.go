@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"libsmcr/abi/cdc"
 	"libsmcr/abi/clc"
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
@@ -37,7 +38,9 @@ type Conn struct {
 	conn  fsm.Conn      // once established; written by connStep only
 	timer timer
 
+	port   *port // whose GID this side offers
 	group  *LinkGroup
+	link   *Link // this side writes over; each side chooses its own (RFC 7609 §2.3)
 	local  element
 	token  smc.AlertToken
 	peer   clc.Endpoint // from Accept or Confirm; a server has peer ID, GID and MAC from the Proposal
@@ -245,8 +248,9 @@ func (c *Conn) release() {
 		rmb.waiters = without(rmb.waiters, c)
 		rmb.free(c.local.index)
 	}
-	c.closing, c.group, c.local, c.remote = false, nil, element{}, nil
+	delete(g.byToken, c.token)
 	delete(g.conns, c.id)
+	c.closing, c.group, c.link, c.local, c.remote = false, nil, nil, element{}, nil
 	c.forget()
 	g.quiet()
 }
@@ -272,12 +276,15 @@ func (c *Conn) notify(n notice) {
 
 func (c *Conn) rings() Rings {
 	lh, lr := c.local.memory()
-	ph, pr := c.remote.element(c.peer.Index, c.peer.Size)
+	var ph, pr []byte
+	if c.port.mapped() {
+		ph, pr = c.remote.element(c.peer.Index, c.peer.Size)
+	}
 	return Rings{
 		LocalHead: lh, LocalRing: lr, PeerHead: ph, PeerRing: pr,
 		LocalToken: c.token, PeerToken: c.peer.Token,
 		RMB: c.local.rmb.id, Index: c.local.index,
-		PeerGID: c.group.key.gid, LinkGroup: c.group.id, Provider: c.e.attr.Provider,
+		PeerGID: c.group.gid, LinkGroup: c.group.id, Provider: c.port.attr.Provider,
 	}
 }
 
@@ -350,6 +357,8 @@ func (c *Conn) Close(now Instant) {
 		c.step(fsm.RecvEOF)
 	case c.group == nil || c.closing:
 		// All is given back, or will be.
+	case !c.port.mapped():
+		c.release()
 	case c.state == fsm.Broken:
 		// Broken after it was established: the peer's element is not ours to write any more.
 		c.closing, c.since = true, c.e.now
@@ -383,6 +392,11 @@ func (c *Conn) Leave(now Instant) {
 	}
 	c.silent, c.closing, c.left, c.since = true, true, true, c.e.now
 	c.sweep()
+}
+
+// onCDC takes a CDC message for this connection; with mapped memory there are none.
+func (c *Conn) onCDC(l *Link, m cdc.Message) {
+	c.e.log.Trace().Uint64("conn", uint64(c.id)).Uint8("link", uint8(l.num)).Stringer("recv", m).Msg("cdc")
 }
 
 func (c *Conn) heads() (local, peer *Head) {
@@ -419,7 +433,7 @@ func (c *Conn) sweep() {
 
 func (c *Conn) elementFree() bool {
 	// An RMB of a dead link group is never given out again: nobody can be harmed.
-	if c.group.state == groupDown {
+	if c.group.state == groupDown || !c.port.mapped() {
 		return true
 	}
 	lh, _ := c.local.memory()

@@ -17,7 +17,7 @@ import (
 
 // propose sends the Proposal. No resources are taken yet: whose link it will be shows in the Accept.
 func (c *Conn) propose(subnet netip.Prefix) {
-	a := c.e.attr
+	a := c.port.attr
 	m := clc.Proposal{Version: smc.V1, PeerID: c.e.cfg.PeerID, GID: a.GID, MAC: a.MAC}
 	if subnet.IsValid() {
 		if subnet.Addr().Is4() {
@@ -58,11 +58,11 @@ func (c *Conn) onAccept(b []byte) {
 
 // join makes the client's half of a new link group and confirms it (§3.5.1.3).
 func (c *Conn) join() {
-	if !c.e.dev.Reachable(c.peer.GID) {
+	if !c.port.dev.Reachable(c.peer.GID) {
 		c.fail(clc.DeclineNoRDMA)
 		return
 	}
-	g := c.e.newGroup(peerKey{RoleClient, c.peer.PeerID, c.peer.GID, c.peer.MAC}, c)
+	g := c.e.newGroup(peerKey{RoleClient, c.peer.PeerID}, c.port, c.peer.GID, c)
 	l, code := c.equip(g)
 	if code != 0 {
 		c.fail(code)
@@ -77,7 +77,7 @@ func (c *Conn) join() {
 	}
 	// It may overtake the Confirm: the server's device keeps it. So the server can reach our RMB before it confirms
 	// the link, and we know it then.
-	if err := l.qp.Export(c.local.rmb.mrs[l]); err != nil {
+	if err := l.export(c.local.rmb); err != nil {
 		c.fail(clc.DeclineLinkFailed)
 		return
 	}
@@ -89,7 +89,8 @@ func (c *Conn) equip(g *LinkGroup) (*Link, clc.DeclineCode) {
 	// The group is the connection's from here on: if it fails, the group goes with it.
 	c.group = g
 	g.conns[c.id] = c
-	l, err := g.newLink()
+	l, err := g.newLink(g.port)
+	c.link = l
 	if err != nil {
 		c.e.log.Warn().Uint32("lgr", uint32(g.id)).Err(err).Msg("no link")
 		return nil, clc.DeclineMemory
@@ -101,8 +102,8 @@ func (c *Conn) equip(g *LinkGroup) (*Link, clc.DeclineCode) {
 func (c *Conn) endpoint(l *Link) clc.Endpoint {
 	t := c.local.rmb.token(l)
 	return clc.Endpoint{
-		PeerID: c.e.cfg.PeerID, GID: c.e.attr.GID, MAC: c.e.attr.MAC, QPN: l.qp.QPN(), RKey: t.RKey, VAddr: t.VAddr,
-		Index: c.local.index, Token: c.token, Size: smc.BufSizeFor(uint32(c.local.rmb.size)), MTU: c.e.attr.MTU, PSN: l.psn,
+		PeerID: c.e.cfg.PeerID, GID: l.attr.GID, MAC: l.attr.MAC, QPN: l.qp.QPN(), RKey: t.RKey, VAddr: t.VAddr,
+		Index: c.local.index, Token: c.token, Size: smc.BufSizeFor(uint32(c.local.rmb.size)), MTU: l.attr.MTU, PSN: l.psn,
 	}
 }
 
@@ -115,21 +116,19 @@ func (c *Conn) sendConfirm(l *Link, first bool) bool {
 
 // useLink: the server has chosen a link that exists (§3.5.2.2).
 func (c *Conn) useLink() {
-	var g *LinkGroup
-	for _, x := range c.e.byPeer[peerKey{RoleClient, c.peer.PeerID, c.peer.GID, c.peer.MAC}] {
-		for _, l := range x.links {
-			if l.state == fsm.LinkActive && l.peer.QPN == c.peer.QPN {
-				g = x
-			}
+	var l *Link
+	for _, g := range c.e.byPeer[peerKey{RoleClient, c.peer.PeerID}] {
+		if x := g.linkTo(c.peer); x != nil {
+			l = x
 		}
 	}
-	if g == nil {
+	if l == nil {
 		// §C.4: the server believes in a link that we do not know.
 		c.outOfSync = true
 		c.fail(clc.DeclineSync)
 		return
 	}
-	r := g.remotes[c.peer.RToken()]
+	g, r := l.g, l.remote(c.peer.RToken())
 	if r == nil {
 		c.fail(clc.DeclineRToken)
 		return
@@ -138,7 +137,7 @@ func (c *Conn) useLink() {
 		c.fail(code)
 		return
 	}
-	if !r.claim(c) {
+	if c.link = l; !r.claim(c) {
 		c.fail(clc.DeclineRToken)
 		return
 	}
@@ -159,8 +158,11 @@ func (c *Conn) announceRMB() {
 
 // rmbReady: the peer knows our RMB; now it may learn of the element.
 func (c *Conn) rmbReady() {
-	l := c.group.active()
-	if l == nil {
+	l := c.link
+	if l == nil || l.state != fsm.LinkActive {
+		l = c.group.pick()
+	}
+	if c.link = l; l == nil {
 		c.fail(clc.DeclineLinkFailed)
 		return
 	}
@@ -193,9 +195,10 @@ func (c *Conn) onProposal(b []byte) {
 	switch {
 	case !m.OffersV1():
 		c.fail(clc.DeclineMode)
-	case m.PeerID.IsZero() || m.GID.IsZero() || !c.e.attr.Caps.Has(verbs.CapLocal) || !c.e.dev.Reachable(m.GID):
+	case m.PeerID.IsZero() || m.GID.IsZero() || c.e.portTo(m.GID) == nil:
 		c.fail(clc.DeclineNoRDMA)
 	default:
+		c.port = c.e.portTo(m.GID)
 		c.choose()
 	}
 }
@@ -203,13 +206,14 @@ func (c *Conn) onProposal(b []byte) {
 // choose decides between a link group that exists, one that is being formed, and a new one. It is the server's choice
 // (§3.5.1.2, §3.5.3).
 func (c *Conn) choose() {
-	k := peerKey{RoleServer, c.peer.PeerID, c.peer.GID, c.peer.MAC}
+	k := peerKey{RoleServer, c.peer.PeerID}
 	var forming *LinkGroup
 	for _, g := range c.e.byPeer[k] {
 		switch {
+		case !g.port.kin(c.port):
 		case g.state == groupForming:
 			forming = g
-		case g.active() != nil && g.hasRoom():
+		case g.reaches(c.peer) && g.hasRoom():
 			c.useGroup(g)
 			return
 		}
@@ -230,6 +234,7 @@ func (c *Conn) useGroup(g *LinkGroup) {
 		c.fail(code)
 		return
 	}
+	c.link = g.pick()
 	if c.to(fsm.Subsequent, fsm.AwaitServerRMB) {
 		c.announceRMB()
 	}
@@ -240,7 +245,7 @@ func (c *Conn) firstContact(k peerKey) {
 		c.fail(clc.DeclineInternal)
 		return
 	}
-	g := c.e.newGroup(k, c)
+	g := c.e.newGroup(k, c.port, c.peer.GID, c)
 	l, code := c.equip(g)
 	if code != 0 {
 		c.fail(code)
@@ -283,7 +288,7 @@ func (c *Conn) onConfirm(b []byte) {
 		err = l.qp.ReadyToSend(l.psn)
 	}
 	if err == nil {
-		err = l.qp.Export(c.local.rmb.mrs[l])
+		err = l.export(c.local.rmb)
 	}
 	if err != nil {
 		c.fail(clc.DeclineLinkFailed)
@@ -299,14 +304,13 @@ func (c *Conn) onSubsequentConfirm(m clc.Confirm) {
 		return
 	}
 	g := c.group
-	var l *Link
-	for _, x := range g.links {
-		if x.peer.QPN == m.QPN && x.peer.GID == m.GID && x.peer.MAC == m.MAC {
-			l = x
-		}
+	l := g.linkTo(m.Endpoint)
+	if l == nil || m.PeerID != c.peer.PeerID {
+		c.broken(ErrMismatch)
+		return
 	}
-	r := g.remotes[m.RToken()]
-	if l == nil || r == nil || m.PeerID != c.peer.PeerID {
+	r := l.remote(m.RToken())
+	if r == nil {
 		c.broken(ErrMismatch)
 		return
 	}

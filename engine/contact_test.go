@@ -587,9 +587,9 @@ func TestOutOfSync(t *testing.T) {
 
 // drain throws away what the fabric has for a host.
 func drain(h *host) {
-	for _, l := range h.e.byQPN {
-		defer func() { h.e.byQPN[l.qp.QPN()] = l }()
-		delete(h.e.byQPN, l.qp.QPN())
+	for _, l := range h.e.ports[0].links {
+		defer func() { l.links[l.qp.QPN()] = l }()
+		delete(l.links, l.qp.QPN())
 	}
 	h.fake.Discard()
 }
@@ -731,14 +731,14 @@ func TestShutdownDeclinesAndDeletes(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	f := verbstest.NewFabric(1)
-	good := Config{PeerID: smc.PeerID{1}, Device: f.Device([16]byte{1}, verbs.CapMapped)}
+	good := Config{PeerID: smc.PeerID{1}, Devices: []verbs.Device{f.Device([16]byte{1}, verbs.CapMapped)}}
 	if e, err := New(good); err != nil || e.cfg.RMBESize != DefaultRMBESize || e.cfg.Elements != DefaultElements || e.cfg.Timeouts != DefaultTimeouts {
 		t.Errorf("%v", err)
 	}
 	for name, edit := range map[string]func(*Config){
 		"small": func(c *Config) { c.RMBESize = 32 << 10 }, "odd": func(c *Config) { c.RMBESize = 100 << 10 },
 		"huge": func(c *Config) { c.RMBESize = 1 << 30 }, "elements": func(c *Config) { c.Elements = 256 },
-		"peer ID": func(c *Config) { c.PeerID = smc.PeerID{} }, "device": func(c *Config) { c.Device = f.Device([16]byte{2}, 0) },
+		"peer ID": func(c *Config) { c.PeerID = smc.PeerID{} }, "device": func(c *Config) { c.Devices = nil },
 	} {
 		c := good
 		if edit(&c); c.RMBESize >= 0 {

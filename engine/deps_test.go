@@ -10,7 +10,7 @@ import (
 // Who may import whom: no descriptors, no errno, no cgo and no provider in the engine; no SMC words in a provider.
 func TestImports(t *testing.T) {
 	ours := []string{
-		"libsmcr/abi/clc", "libsmcr/abi/llc", "libsmcr/abi/roce", "libsmcr/abi/smc", "libsmcr/engine/fsm", "libsmcr/verbs",
+		"libsmcr/abi/cdc", "libsmcr/abi/clc", "libsmcr/abi/llc", "libsmcr/abi/roce", "libsmcr/abi/smc", "libsmcr/engine/fsm", "libsmcr/verbs",
 		"github.com/rs/zerolog",
 	}
 	std := []string{

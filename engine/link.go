@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 
+	"libsmcr/abi/cdc"
 	"libsmcr/abi/clc"
 	"libsmcr/abi/llc"
 	"libsmcr/abi/roce"
@@ -19,6 +20,7 @@ const (
 
 // Link is one path of a link group: a queue pair on each side (RFC 7609 §2).
 type Link struct {
+	*port   // of this side
 	g       *LinkGroup
 	num     smc.LinkNum    // assigned by the server
 	uid     smc.LinkUserID // for people, each side has its own
@@ -28,23 +30,24 @@ type Link struct {
 	qp      verbs.QP
 	psn     roce.PSN // the first we send
 	peer    verbs.Peer
+	remotes map[smc.RKey]*remoteRMB // RMBs of the peer, as this link names them
 	bufs    [recvBuffers][recvSize]byte
 	lastID  verbs.WRID
 	sent    map[verbs.WRID]func(verbs.Status) // who wants to know how a send ended
 }
 
 // newLink makes a queue pair in INIT, ready for the peer's messages.
-func (g *LinkGroup) newLink() (*Link, error) {
-	pd, err := g.e.dev.AllocPD()
+func (g *LinkGroup) newLink(p *port) (*Link, error) {
+	pd, err := p.dev.AllocPD()
 	if err != nil {
 		return nil, err
 	}
-	qp, err := pd.CreateQP(g.e.cq, verbs.QPCap{SendWR: sendQueue, RecvWR: recvBuffers})
+	qp, err := pd.CreateQP(p.cq, verbs.QPCap{SendWR: sendQueue, RecvWR: recvBuffers})
 	if err != nil {
 		return nil, errors.Join(err, pd.Close())
 	}
 	l := &Link{
-		g: g, pd: pd, qp: qp, state: fsm.LinkInit, psn: roce.PSN(g.e.cfg.Rand()) & roce.PSNMask,
+		port: p, g: g, pd: pd, qp: qp, remotes: map[smc.RKey]*remoteRMB{}, state: fsm.LinkInit, psn: roce.PSN(g.e.cfg.Rand()) & roce.PSNMask,
 		uid: smc.LinkUserID(g.id)<<8 | smc.LinkUserID(g.lastNum+1), sent: map[verbs.WRID]func(verbs.Status){},
 	}
 	err = qp.Init()
@@ -55,7 +58,7 @@ func (g *LinkGroup) newLink() (*Link, error) {
 		return nil, errors.Join(err, qp.Close(), pd.Close())
 	}
 	g.links = append(g.links, l)
-	g.e.byQPN[qp.QPN()] = l
+	p.links[qp.QPN()] = l
 	return l, nil
 }
 
@@ -75,7 +78,7 @@ func (l *Link) step(ev fsm.LinkEvent) {
 
 // connect takes the queue pair to RTR: the peer is known.
 func (l *Link) connect(p clc.Endpoint) error {
-	l.peer = verbs.Peer{GID: p.GID, MAC: p.MAC, QPN: p.QPN, PSN: p.PSN, MTU: min(l.g.e.attr.MTU, p.MTU)}
+	l.peer = verbs.Peer{GID: p.GID, MAC: p.MAC, QPN: p.QPN, PSN: p.PSN, MTU: min(l.attr.MTU, p.MTU)}
 	if err := l.qp.ReadyToReceive(l.peer); err != nil {
 		return err
 	}
@@ -85,22 +88,36 @@ func (l *Link) connect(p clc.Endpoint) error {
 
 // send posts an LLC message. done, if not nil, learns how that ended.
 func (l *Link) send(m llc.Message, done func(verbs.Status)) {
-	l.lastID++
-	id := l.lastID
 	if t := l.g.e.log.Trace(); t.Enabled() {
 		t.Uint32("lgr", uint32(l.g.id)).Uint8("link", uint8(l.num)).Stringer("send", m).Msg("llc")
 	}
-	if done != nil {
-		l.sent[id] = done
-	}
-	if err := l.qp.PostSend(id, m.Append(l.g.dialect, nil)); err != nil {
+	if err := l.postSend(m.Append(l.g.dialect, nil), done); err != nil {
 		// In ERR the completions that say so are on their way; a full queue is a peer that takes nothing.
-		delete(l.sent, id)
 		if done != nil {
 			done(verbs.StatusFlushed)
 		}
 		l.fail()
 	}
+}
+
+// postSend posts a SEND, an LLC or a CDC message.
+func (l *Link) postSend(b []byte, done func(verbs.Status)) error {
+	l.lastID++
+	return l.note(l.qp.PostSend(l.lastID, b), done)
+}
+
+// postWrite posts an RDMA write into an RMB of the peer.
+func (l *Link) postWrite(b []byte, t smc.RToken, done func(verbs.Status)) error {
+	l.lastID++
+	return l.note(l.qp.PostWrite(l.lastID, b, t.RKey, t.VAddr), done)
+}
+
+// note keeps who wants to know how the last work request ends; a completion follows only if it was taken.
+func (l *Link) note(err error, done func(verbs.Status)) error {
+	if err == nil && done != nil {
+		l.sent[l.lastID] = done
+	}
+	return err
 }
 
 // fail: the link does not work any more. RFC 7609 moves connections to another link; a group without one is down.
@@ -131,7 +148,7 @@ func (l *Link) complete(c verbs.Completion) {
 				l.fail()
 			}
 		}
-	case verbs.OpSend:
+	case verbs.OpSend, verbs.OpWrite:
 		done := l.sent[c.ID]
 		delete(l.sent, c.ID)
 		if done != nil {
@@ -150,8 +167,12 @@ func (l *Link) complete(c verbs.Completion) {
 // errUnexpected is an LLC message out of turn.
 var errUnexpected = errors.New("engine: LLC message out of turn")
 
-// receive takes one LLC message.
+// receive takes one message, LLC or CDC.
 func (l *Link) receive(b []byte) {
+	if cdc.Is(b) && !l.mapped() {
+		l.receiveCDC(b)
+		return
+	}
 	m, err := llc.Decode(smc.Linux, b)
 	if err != nil {
 		// RFC 7609 §A.3: unknown optional messages are discarded.
@@ -193,11 +214,23 @@ func (l *Link) receive(b []byte) {
 	}
 }
 
+// receiveCDC finds the connection that a CDC message is for. One that is over here may still hear from its peer.
+func (l *Link) receiveCDC(b []byte) {
+	var m cdc.Message
+	if err := m.Decode(b); err != nil {
+		l.protocol(err)
+		return
+	}
+	if c := l.g.byToken[m.Token]; c != nil {
+		c.onCDC(l, m)
+	}
+}
+
 func (l *Link) confirmLink(reply bool) *llc.ConfirmLink {
-	a := l.g.e.attr
+	a := l.attr
 	return &llc.ConfirmLink{
 		Reply: reply, NoEyeCatcher: true, MAC: a.MAC, GID: a.GID, QPN: l.qp.QPN(),
-		Link: l.num, UserID: l.uid, MaxLinks: linkLimit,
+		Link: l.num, UserID: l.uid, MaxLinks: l.linkLimit(),
 	}
 }
 
@@ -231,7 +264,7 @@ func (g *LinkGroup) nextAnnouncement() {
 	if l == nil {
 		return
 	}
-	if err := l.qp.Export(r.mrs[l]); err != nil {
+	if err := l.export(r); err != nil {
 		l.fail()
 		return
 	}
@@ -302,18 +335,13 @@ func (l *Link) onDeleteRKey(m *llc.DeleteRKey) {
 	reply := *m
 	reply.Reply, reply.Negative, reply.Errors = true, false, 0
 	for i := range int(m.Count) {
-		found := false
-		for t, r := range l.g.remotes {
-			if t.RKey != m.RKeys[i] || r.gone {
-				continue
-			}
-			found, r.gone = true, true
-			if len(r.use) == 0 {
-				l.g.unmap(r)
-			}
-		}
-		if !found {
+		r := l.remotes[m.RKeys[i]]
+		if r == nil || r.gone {
 			reply.Fail(i)
+			continue
+		}
+		if r.gone = true; len(r.use) == 0 {
+			r.close()
 		}
 	}
 	l.send(&reply, nil)

@@ -266,7 +266,7 @@ func TestAbandonedElement(t *testing.T) {
 func say(w *world, from *host, m llc.Message) (answers []llc.Message) {
 	w.t.Helper()
 	var l *Link
-	for _, x := range from.e.byQPN {
+	for _, x := range from.e.ports[0].links {
 		l = x
 	}
 	old := w.fabric.Filter

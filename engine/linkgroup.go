@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"libsmcr/abi/clc"
 	"libsmcr/abi/llc"
 	"libsmcr/abi/roce"
 	"libsmcr/abi/smc"
@@ -15,12 +16,11 @@ import (
 // GroupID numbers the link groups of an engine.
 type GroupID uint32
 
-// peerKey says whose link group it is. Roles reversed are another group (RFC 7609 §2.2).
+// peerKey says whose link group it is. Roles reversed are another group (RFC 7609 §2.2). Which of its RNICs the peer
+// speaks from is a matter of the links.
 type peerKey struct {
 	role Role // of this side
 	id   smc.PeerID
-	gid  roce.GID
-	mac  roce.MAC
 }
 
 type groupState uint8
@@ -38,6 +38,8 @@ type LinkGroup struct {
 	e       *Engine
 	id      GroupID
 	key     peerKey
+	port    *port    // of the first link
+	gid     roce.GID // of the peer, first link
 	state   groupState
 	links   []*Link
 	lastNum smc.LinkNum
@@ -48,7 +50,8 @@ type LinkGroup struct {
 	queue []*Conn // server: Proposals that wait for it
 
 	rmbs       []*RMB
-	remotes    map[smc.RToken]*remoteRMB
+	remotes    map[*remoteRMB]struct{}  // RMBs of the peer
+	byToken    map[smc.AlertToken]*Conn // alert tokens of this side, which CDC messages name
 	conns      map[ConnID]*Conn
 	confirming []*RMB // to be announced by CONFIRM RKEY, the first one is under way
 	exchange   timer  // the answer to CONFIRM RKEY
@@ -58,14 +61,14 @@ type LinkGroup struct {
 	idle    timer
 }
 
-// linkLimit is what CONFIRM LINK tells: this side has one path to each peer, so ADD LINK never follows (RFC 7609 §2.2.2).
-const linkLimit = 1
+// linkLimit is what CONFIRM LINK tells (RFC 7609 §2.2.2): 2 to 8, but 1 over a device that knows one path to each peer.
+func (p *port) linkLimit() uint8 { return uint8(max(1, min(p.attr.MaxLinks, smc.MaxLinks))) }
 
-func (e *Engine) newGroup(k peerKey, first *Conn) *LinkGroup {
+func (e *Engine) newGroup(k peerKey, p *port, gid roce.GID, first *Conn) *LinkGroup {
 	e.lastGroup++
 	g := &LinkGroup{
-		e: e, id: e.lastGroup, key: k, first: first, max: linkLimit, dialect: smc.Linux,
-		remotes: map[smc.RToken]*remoteRMB{}, conns: map[ConnID]*Conn{},
+		e: e, id: e.lastGroup, key: k, port: p, gid: gid, first: first, max: p.linkLimit(), dialect: smc.Linux,
+		remotes: map[*remoteRMB]struct{}{}, conns: map[ConnID]*Conn{}, byToken: map[smc.AlertToken]*Conn{},
 	}
 	g.sweeper.fire, g.idle.fire, g.exchange.fire = g.sweep, g.delete, g.exchangeTimeout
 	e.groups[g.id] = g
@@ -89,6 +92,41 @@ func (g *LinkGroup) active() *Link {
 		}
 	}
 	return nil
+}
+
+// pick returns the active link with the fewest connections, for the next one (RFC 7609 §2.3: load is spread).
+func (g *LinkGroup) pick() *Link {
+	load := map[*Link]int{}
+	for _, c := range g.conns {
+		load[c.link]++
+	}
+	var best *Link
+	for _, l := range g.links {
+		if l.state == fsm.LinkActive && (best == nil || load[l] < load[best]) {
+			best = l
+		}
+	}
+	return best
+}
+
+// linkTo returns the active link whose other end that is.
+func (g *LinkGroup) linkTo(p clc.Endpoint) *Link {
+	for _, l := range g.links {
+		if l.state == fsm.LinkActive && l.peer.QPN == p.QPN && l.peer.GID == p.GID && l.peer.MAC == p.MAC {
+			return l
+		}
+	}
+	return nil
+}
+
+// reaches: the RNIC that a Proposal comes from is the other end of a link that works.
+func (g *LinkGroup) reaches(p clc.Endpoint) bool {
+	for _, l := range g.links {
+		if l.state == fsm.LinkActive && l.peer.GID == p.GID && l.peer.MAC == p.MAC {
+			return true
+		}
+	}
+	return false
 }
 
 // activate: the first link is confirmed.
@@ -125,7 +163,7 @@ func (g *LinkGroup) down(why fsm.LinkEvent) {
 	g.e.timers.stop(&g.exchange)
 	for _, l := range g.links {
 		l.step(why)
-		delete(g.e.byQPN, l.qp.QPN())
+		delete(l.port.links, l.qp.QPN())
 		g.check(l.qp.Close())
 	}
 	queue := g.queue
@@ -169,8 +207,8 @@ func (g *LinkGroup) quiet() {
 func (g *LinkGroup) busy() { g.e.timers.stop(&g.idle) }
 
 func (g *LinkGroup) free() {
-	for _, r := range g.remotes {
-		g.check(r.mr.Close())
+	for r := range g.remotes {
+		r.close()
 	}
 	for _, r := range g.rmbs {
 		r.close()
@@ -209,7 +247,7 @@ func (g *LinkGroup) sweep() {
 	if g.state != groupActive || !waiting && len(g.conns) > 0 {
 		return
 	}
-	if !g.e.dev.Reachable(g.key.gid) {
+	if !g.port.dev.Reachable(g.gid) {
 		g.down(fsm.LinkFailed)
 		return
 	}

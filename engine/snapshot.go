@@ -63,17 +63,18 @@ type LinkInfo struct {
 
 // Snapshot copies what there is to see.
 func (e *Engine) Snapshot() Snapshot {
-	s := Snapshot{PeerID: e.cfg.PeerID, Provider: e.attr.Provider, GID: e.attr.GID, Conns: len(e.conns), Counters: e.count}
+	a := e.ports[0].attr
+	s := Snapshot{PeerID: e.cfg.PeerID, Provider: a.Provider, GID: a.GID, Conns: len(e.conns), Counters: e.count}
 	s.Counters.Declined, s.Counters.PeerDeclined = maps.Clone(e.count.Declined), maps.Clone(e.count.PeerDeclined)
 	for _, g := range e.sortedGroups() {
 		i := GroupInfo{
-			ID: g.id, Role: g.key.role, State: g.state.String(), Type: "SINGLE", PeerID: g.key.id, PeerGID: g.key.gid,
+			ID: g.id, Role: g.key.role, State: g.state.String(), Type: "SINGLE", PeerID: g.key.id, PeerGID: g.gid,
 			Conns: len(g.conns), PeerRMBs: len(g.remotes), MaxLinks: g.max,
 		}
 		for _, l := range g.links {
 			i.Links = append(i.Links, LinkInfo{
 				Num: l.num, State: l.state.String(), UserID: l.uid, PeerUID: l.peerUID,
-				QPN: l.qp.QPN(), PeerQPN: l.peer.QPN, GID: e.attr.GID, PeerGID: l.peer.GID,
+				QPN: l.qp.QPN(), PeerQPN: l.peer.QPN, GID: l.attr.GID, PeerGID: l.peer.GID,
 			})
 		}
 		for _, r := range g.rmbs {

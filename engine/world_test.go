@@ -200,7 +200,7 @@ func (w *world) host(name string, edit ...func(*Config)) *host {
 	}
 	n := uint32(len(w.hosts)) << 24
 	c := Config{
-		PeerID: smc.PeerID{0xF7, byte(len(w.hosts)), 2, 0, 0, 0xAA, 0, byte(len(w.hosts) + 1)}, Device: h.dev, RMBESize: MinRMBESize,
+		PeerID: smc.PeerID{0xF7, byte(len(w.hosts)), 2, 0, 0, 0xAA, 0, byte(len(w.hosts) + 1)}, Devices: []verbs.Device{h.dev}, RMBESize: MinRMBESize,
 		Reserve: func(d int64) bool {
 			if d > 0 && h.limit > 0 && h.reserved+d > h.limit {
 				return false
@@ -384,10 +384,18 @@ const abandonedFor = time.Duration(abandoned)
 func (h *host) check() {
 	t, e := h.w.t, h.e
 	t.Helper()
-	if len(e.conns)+len(e.groups)+len(e.byPeer)+len(e.byQPN)+len(e.timers)+len(e.outbox) != 0 || h.reserved != 0 {
+	if len(e.conns)+len(e.groups)+len(e.byPeer)+h.links()+len(e.timers)+len(e.outbox) != 0 || h.reserved != 0 {
 		t.Errorf("%s: left over: %d connections, %d groups, %d peers, %d links, %d timers, %d bytes",
-			h.name, len(e.conns), len(e.groups), len(e.byPeer), len(e.byQPN), len(e.timers), h.reserved)
+			h.name, len(e.conns), len(e.groups), len(e.byPeer), h.links(), len(e.timers), h.reserved)
 	}
+}
+
+// links counts those that an engine still knows.
+func (h *host) links() (n int) {
+	for _, p := range h.e.ports {
+		n += len(p.links)
+	}
+	return n
 }
 
 // established connects and checks that bytes reach the other side.

@@ -66,11 +66,13 @@ var (
 type Device interface {
 	Attr() Attr
 	// Reachable reports whether somebody answers to that GID as far as can be told without talking to it. It is false for
-	// certain only: a peer that has ended, or an address of another kind.
+	// certain only: a peer that has ended, an address of another kind, a port of this side that is down. Its own GID is
+	// reachable while its port is up; each change is a completion with OpPort in all completion queues.
 	Reachable(gid roce.GID) bool
 	AllocPD() (PD, error)
 	CreateCQ() (CQ, error)
-	// AllocMemory returns size zeroed bytes that Register accepts.
+	// AllocMemory returns size zeroed bytes that Register accepts, also that of other devices of this provider in the
+	// same process: an RMB belongs to the links over all of them.
 	AllocMemory(size int) (Memory, error)
 	// Poll moves what has arrived into completion queues and tries again what could not be sent. It does a bounded amount
 	// of work and reports whether more is waiting.
@@ -178,6 +180,7 @@ const (
 	OpWrite
 	OpRecv
 	OpExported // no work request: a region of the peer has arrived, RKey says which
+	OpPort     // no work request, no queue pair: the device's port went up or down
 )
 
 func (o Opcode) String() string {
@@ -190,6 +193,8 @@ func (o Opcode) String() string {
 		return "recv"
 	case OpExported:
 		return "exported"
+	case OpPort:
+		return "port"
 	}
 	return "unknown"
 }

@@ -18,10 +18,11 @@ func TestImports(t *testing.T) {
 		"structs", "sync/atomic", "time", "unsafe",
 	}
 	for pkg, more := range map[string][]string{
-		"libsmcr/engine":     ours,
-		"libsmcr/engine/fsm": nil,
-		"libsmcr/verbs":      {"libsmcr/abi/roce"},
-		"libsmcr/verbs/shm":  {"libsmcr/abi/roce", "libsmcr/verbs", "golang.org/x/sys/unix"},
+		"libsmcr/engine":       ours,
+		"libsmcr/engine/fsm":   nil,
+		"libsmcr/verbs":        {"libsmcr/abi/roce"},
+		"libsmcr/verbs/simfab": {"libsmcr/abi/roce", "libsmcr/verbs"},
+		"libsmcr/verbs/shm":    {"libsmcr/abi/roce", "libsmcr/verbs", "golang.org/x/sys/unix"},
 	} {
 		out, err := exec.Command("go", "list", "-f", `{{join .Imports "\n"}}`, pkg).Output()
 		if err != nil {

@@ -18,14 +18,14 @@ import (
 	"libsmcr/abi/smc"
 	"libsmcr/verbs"
 	"libsmcr/verbs/shm"
-	"libsmcr/verbs/verbstest"
+	"libsmcr/verbs/simfab"
 )
 
 // world is some hosts with an engine each, the TCP connections between them, and a clock that only the test moves.
 type world struct {
 	t      testing.TB
 	now    Instant
-	fabric *verbstest.Fabric // nil over shm
+	fabric *simfab.Fabric // nil over shm
 	hosts  []*host
 	ends   []*end
 	// clc sees each CLC message, and what it returns is delivered.
@@ -39,7 +39,7 @@ type host struct {
 	name     string
 	e        *Engine
 	dev      verbs.Device
-	fake     *verbstest.Fake // nil over shm
+	fake     *simfab.Device // nil over shm
 	reserved int64
 	limit    int64 // of reserved, 0 = none
 	dead     bool
@@ -140,7 +140,7 @@ func describe(b []byte) string {
 func newWorld(t testing.TB, overShm bool, edit ...func(*Config)) *world {
 	w := &world{t: t, now: 1}
 	if !overShm {
-		w.fabric = verbstest.NewFabric(11)
+		w.fabric = simfab.New(11)
 		w.fabric.Filter = w.observe
 	}
 	for _, n := range []string{"A", "B"} {
@@ -226,7 +226,7 @@ func (w *world) a() *host { return w.hosts[0] }
 func (w *world) b() *host { return w.hosts[1] }
 
 // observe writes the trace of what goes over the fabric.
-func (w *world) observe(e verbstest.Event) verbstest.Verdict {
+func (w *world) observe(e simfab.Event) simfab.Verdict {
 	from := string(e.From[:1])
 	if e.Op == verbs.OpExported {
 		w.trace = append(w.trace, from+" export")
@@ -237,7 +237,7 @@ func (w *world) observe(e verbstest.Event) verbstest.Verdict {
 		}
 		w.trace = append(w.trace, s)
 	}
-	return verbstest.Deliver
+	return simfab.Deliver
 }
 
 // dial makes a TCP connection from one host to another and starts both negotiations.

@@ -1,0 +1,707 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"libsmcr/abi/clc"
+	"libsmcr/abi/llc"
+	"libsmcr/abi/roce"
+	"libsmcr/abi/smc"
+	"libsmcr/engine/fsm"
+	"libsmcr/verbs"
+	"libsmcr/verbs/simfab"
+)
+
+// sim is hosts with RNICs and an engine each, TCP connections between them and programs that use these, in fake time.
+// A step is a message: each can be struck by a fault. What is wrong is collected, so that a run can be repeated with a
+// trace.
+type sim struct {
+	simOptions
+	rnd      *rand.Rand
+	start    time.Time
+	fab      *simfab.Fabric
+	hosts    []*simHost
+	ends     []*simEnd
+	strike   func(step simStep) (lost bool, late time.Duration) // CLC messages
+	judge    func(step simStep) (simfab.Verdict, time.Duration) // all others
+	steps    int
+	later    []func() // to be done when no engine is in the middle of something
+	timers   []simTimer
+	failures []string
+	lines    []string
+}
+
+type simOptions struct {
+	seed     uint64
+	rnics    [2]int // of A and B, more hosts have one
+	hosts    int
+	elements [2]int
+	mapped   bool
+	rfc      bool // neither side says that it is like Linux
+	random   bool // latencies, order
+	trace    bool
+}
+
+// simStep is one message.
+type simStep struct {
+	n        int
+	what     string
+	from, to *simHost
+	dev, at  *simfab.Device // nil for CLC
+	qp, peer roce.QPN
+	llc      bool
+}
+
+type simTimer struct {
+	at time.Duration
+	fn func()
+}
+
+type simHost struct {
+	s        *sim
+	name     string
+	e        *Engine
+	devs     []*simfab.Device
+	reserved int64
+	dead     bool
+}
+
+// simEnd is one side of a TCP connection: the Handler, and the program that uses it.
+type simEnd struct {
+	s     *sim
+	h     *simHost
+	peer  *simEnd
+	c     *Conn
+	id    int
+	in    []segment // of TCP, on its way to here
+	eof   bool      // the peer's process has ended, or TCP was reset
+	rings *Rings
+	fell  bool
+	err   error
+	calls int
+
+	size          int // bytes to be sent
+	chunk         int // at most that many at once
+	pause         time.Duration
+	wake          time.Duration
+	stay          bool // neither shuts down nor closes before it is told to
+	sent, got     int
+	shut, sawEnd  bool
+	closed, reset bool
+}
+
+type segment struct {
+	at time.Duration
+	b  []byte
+}
+
+type simPanic string
+
+func (s *sim) failf(format string, args ...any) {
+	s.failures = append(s.failures, fmt.Sprintf(format, args...))
+}
+
+func (s *sim) tell(format string, args ...any) {
+	if s.trace {
+		s.lines = append(s.lines, fmt.Sprintf("%12v ", s.since())+fmt.Sprintf(format, args...))
+	}
+}
+
+func (s *sim) since() time.Duration { return time.Since(s.start) }
+func (s *sim) now() Instant         { return Instant(s.since()) }
+
+// simulate runs fn in a bubble of its own, ends all and checks that nothing is left.
+func simulate(t *testing.T, o simOptions, fn func(*sim)) *sim {
+	var s *sim
+	synctest.Test(t, func(*testing.T) {
+		s = newSim(o)
+		defer func() {
+			if p := recover(); p != nil {
+				if why, ok := p.(simPanic); ok {
+					s.failf("%s", why)
+				} else {
+					s.failf("panic: %v\n%s", p, debug.Stack())
+				}
+			}
+		}()
+		fn(s)
+		s.finish()
+	})
+	return s
+}
+
+// mustSimulate fails the test with the trace of a second, equal run.
+func mustSimulate(t *testing.T, name string, o simOptions, fn func(*sim)) *sim {
+	t.Helper()
+	s := simulate(t, o, fn)
+	if len(s.failures) > 0 {
+		o.trace = true
+		again := simulate(t, o, fn)
+		if n := len(again.lines); n > 400 {
+			again.lines = append(append(slices.Clone(again.lines[:100]), fmt.Sprintf("... %d lines ...", n-400)), again.lines[n-300:]...)
+		}
+		t.Errorf("%s:\n%s\ntrace:\n%s", name, strings.Join(s.failures, "\n"), strings.Join(again.lines, "\n"))
+		if !slices.Equal(s.failures, again.failures) {
+			t.Errorf("%s: the second run fails otherwise:\n%s", name, strings.Join(again.failures, "\n"))
+		}
+	}
+	return s
+}
+
+const (
+	lan      = 10 * time.Microsecond // one way
+	patience = 500 * time.Millisecond
+)
+
+func newSim(o simOptions) *sim {
+	o.hosts = max(o.hosts, 2)
+	s := &sim{simOptions: o, rnd: rand.New(rand.NewPCG(o.seed, 7609)), start: time.Now().Add(-time.Hour), fab: simfab.New(uint32(o.seed) + 1)}
+	s.fab.Now, s.fab.Patience = s.since, patience
+	s.fab.Filter, s.fab.Latency = s.filter, s.latency
+	if o.trace {
+		s.fab.Trace = func(line string) { s.tell("%s", line) }
+	}
+	for i := range o.hosts {
+		h := &simHost{s: s, name: string(rune('A' + i))}
+		n, elements := 1, 2
+		if i < 2 {
+			n, elements = max(1, o.rnics[i]), max(1, o.elements[i])
+		}
+		c := Config{
+			PeerID: smc.PeerID{0xF7, byte(i), 2, 0, 0, 0xAA, 0, byte(i + 1)}, RMBESize: MinRMBESize, Elements: elements,
+			Reserve: func(d int64) bool { h.reserved += d; return true },
+			Rand:    s.rnd.Uint32,
+		}
+		for j := range n {
+			caps := verbs.Caps(0)
+			if o.mapped {
+				caps = verbs.CapMapped | verbs.CapLocal
+			}
+			var gid roce.GID
+			copy(gid[:], fmt.Sprintf("%s%d", h.name, j))
+			d := s.fab.Device(gid, caps)
+			h.devs = append(h.devs, d)
+			c.Devices = append(c.Devices, d)
+		}
+		e, err := New(c)
+		if err != nil {
+			panic(simPanic(err.Error()))
+		}
+		h.e = e
+		s.hosts = append(s.hosts, h)
+	}
+	return s
+}
+
+// ---- messages
+
+func (s *sim) latency(simfab.Event) (there, back time.Duration) {
+	if !s.random {
+		return lan, lan
+	}
+	there, back = time.Duration(s.rnd.IntN(20))*time.Microsecond, time.Duration(s.rnd.IntN(20))*time.Microsecond
+	if s.rnd.IntN(50) == 0 {
+		there += time.Duration(s.rnd.IntN(5)) * time.Millisecond
+	}
+	if s.rnd.IntN(50) == 0 {
+		back += time.Duration(s.rnd.IntN(5)) * time.Millisecond
+	}
+	return there, back
+}
+
+func (s *sim) device(gid roce.GID) (*simHost, *simfab.Device) {
+	h := s.hosts[gid[0]-'A']
+	return h, h.devs[gid[1]-'0']
+}
+
+const typeCDC = 0xFE
+
+func (s *sim) filter(e simfab.Event) simfab.Verdict {
+	step := simStep{n: s.steps, what: e.Op.String(), qp: e.Src, peer: e.Dst}
+	s.steps++
+	step.from, step.dev = s.device(e.From)
+	step.to, step.at = s.device(e.To)
+	if e.Op == verbs.OpSend && len(e.Msg) > 0 && e.Msg[0] == typeCDC {
+		step.what = "cdc"
+	} else if e.Op == verbs.OpSend {
+		step.llc, step.what = true, "llc"
+		if m, err := llc.Decode(smc.Linux, e.Msg); err == nil {
+			step.what = m.Head().Type.String()
+			s.tell("%d %s %v", step.n, step.from.name, m)
+			if c, ok := m.(*llc.ConfirmLink); ok && s.rfc {
+				// Without the flag of Linux each side takes the other for one that follows the RFC.
+				c.NoEyeCatcher = false
+				copy(e.Msg, c.Append(smc.Linux, nil))
+			}
+		}
+	}
+	if s.judge == nil {
+		return simfab.Deliver
+	}
+	v, late := s.judge(step)
+	if v != simfab.Deliver || late > 0 {
+		s.tell("FAULT at step %d (%s): %v, %v late", step.n, step.what, v, late)
+	}
+	if late > 0 {
+		s.fab.Latency = func(simfab.Event) (there, back time.Duration) {
+			s.fab.Latency = s.latency
+			return late, lan
+		}
+	}
+	return v
+}
+
+func (x *simEnd) SendCLC(b []byte) error {
+	if x.eof {
+		return errors.New("connection reset")
+	}
+	s := x.s
+	what := describe(b)
+	step := simStep{n: s.steps, what: what, from: x.h, to: x.peer.h}
+	s.steps++
+	s.tell("%d %s%d %s", step.n, x.h.name, x.id, what)
+	var late time.Duration
+	if s.strike != nil {
+		lost, d := s.strike(step)
+		if late = d; lost || d > 0 {
+			s.tell("FAULT at step %d (%s): lost %t, %v late", step.n, what, lost, late)
+		}
+		if lost {
+			return nil
+		}
+	}
+	x.peer.arrive(slices.Clone(b), late)
+	return nil
+}
+
+// arrive: TCP keeps the order.
+func (x *simEnd) arrive(b []byte, late time.Duration) {
+	at := x.s.since() + lan + late
+	if n := len(x.in); n > 0 {
+		at = max(at, x.in[n-1].at)
+	}
+	x.in = append(x.in, segment{at, b})
+}
+
+// ---- TCP connections and their programs
+
+func (s *sim) dial(from, to *simHost, size [2]int) (client, server *simEnd) {
+	n := len(s.ends)
+	client, server = &simEnd{s: s, h: from, id: n, size: size[0]}, &simEnd{s: s, h: to, id: n + 1, size: size[1]}
+	client.peer, server.peer = server, client
+	for _, x := range []*simEnd{client, server} {
+		x.chunk = 48 << 10
+		if s.random {
+			x.chunk = 1 + s.rnd.IntN(100<<10)
+			x.pause = time.Duration(s.rnd.IntN(3)) * time.Duration(s.rnd.IntN(int(time.Millisecond)))
+		}
+	}
+	s.ends = append(s.ends, client, server)
+	server.c = to.e.Server(server, s.now())
+	client.c = from.e.Client(client, netipPrefix, s.now())
+	return client, server
+}
+
+func (x *simEnd) called(what string) {
+	x.s.tell("%s%d %s", x.h.name, x.id, what)
+	if x.closed {
+		x.s.failf("%s%d: %s after it was closed", x.h.name, x.id, what)
+	}
+	x.calls++
+}
+
+func (x *simEnd) Established(r Rings) {
+	x.called("established")
+	x.rings = &r
+	if len(r.LocalHead) != HeadSize || len(r.PeerHead) != HeadSize || len(r.LocalRing) == 0 || len(r.PeerRing) == 0 || r.LocalToken == 0 {
+		x.s.failf("%s%d: rings %+v", x.h.name, x.id, r)
+	}
+}
+
+func (x *simEnd) Fallback(code clc.DeclineCode, sent bool) {
+	x.called(fmt.Sprintf("fallback %v sent=%t", code, sent))
+	x.fell = true
+}
+
+func (x *simEnd) Broken(err error) {
+	x.called(fmt.Sprintf("broken: %v", err))
+	x.err = err
+	x.peer.hangUp()
+}
+
+// hangUp: TCP was reset, or the process at the other end is gone.
+func (x *simEnd) hangUp() {
+	if !x.peer.closed {
+		x.arrive(nil, 0)
+	}
+}
+
+func (x *simEnd) outcome() string {
+	switch {
+	case x.h.dead:
+		return "dead"
+	case x.err != nil || x.reset:
+		return "broken"
+	case x.fell:
+		return "fallback"
+	case x.rings != nil:
+		return "smc"
+	case x.closed:
+		return "given up"
+	}
+	return "open"
+}
+
+// over: nothing more will happen to it.
+func (x *simEnd) over() bool {
+	return x.h.dead || x.closed || x.err != nil || x.fell || x.stay && x.sent == x.size && x.got == x.peer.size
+}
+
+// deliver hands on one CLC message, or the end of TCP.
+func (x *simEnd) deliver() bool {
+	if x.h.dead || x.closed || x.c == nil || len(x.in) == 0 || x.in[0].at > x.s.since() {
+		return false
+	}
+	b := x.in[0].b
+	x.in = x.in[1:]
+	switch {
+	case b == nil && !x.c.State().Done():
+		x.eof = true
+		x.c.EOF(x.s.now())
+	case b == nil:
+		x.eof, x.reset = true, x.rings != nil && !x.fell
+		if x.rings != nil {
+			x.close()
+		}
+	case !x.c.State().Done():
+		x.c.CLC(b, x.s.now())
+	case x.fell || x.rings != nil:
+		x.s.failf("%s%d: %s reaches the program", x.h.name, x.id, describe(b))
+	}
+	return true
+}
+
+// flow is what all programs send, each from another place on.
+var flow = func() []byte {
+	b := make([]byte, 2*flowSize)
+	for i := range b[:flowSize] {
+		b[i] = byte(i*131 + i>>8*17 + i>>13)
+	}
+	copy(b[flowSize:], b[:flowSize])
+	return b
+}()
+
+const flowSize = 65521
+
+func (x *simEnd) flow(at, n int) []byte { return flow[(x.id*7919+at)%flowSize:][:min(n, flowSize)] }
+
+// work is what the program does with an established connection.
+func (x *simEnd) work() bool {
+	if x.h.dead || x.closed || x.rings == nil || x.err != nil || x.wake > x.s.since() {
+		return false
+	}
+	n := x.read() + x.write()
+	in, out := headAt(x.rings.LocalHead), headAt(x.rings.PeerHead)
+	flags := in.writerFlags()
+	empty := atomic.LoadUint64(&in.Prod) == atomic.LoadUint64(&in.Cons)
+	switch {
+	case !x.shut && x.sent == x.size && !x.stay:
+		x.shut = true
+		x.s.tell("%s%d shuts down after %d bytes", x.h.name, x.id, x.sent)
+		atomic.OrUint32(&out.WFlags, WriterDone)
+	case flags&(WriterDone|WriterClosed) != 0 && empty && !x.sawEnd:
+		x.sawEnd = true
+		x.s.tell("%s%d has read all %d bytes", x.h.name, x.id, x.got)
+		if x.got != x.peer.sent {
+			x.s.failf("%s%d: end after %d bytes of %d", x.h.name, x.id, x.got, x.peer.sent)
+		}
+	case n == 0 && x.sawEnd && (x.shut || flags&WriterClosed != 0):
+		x.close()
+		return true
+	case n == 0:
+		return false
+	}
+	kick(x.c, x.s.now())
+	if x.pause > 0 {
+		x.wake = x.s.since() + x.pause
+	}
+	return true
+}
+
+func (x *simEnd) read() int {
+	h, ring := headAt(x.rings.LocalHead), x.rings.LocalRing
+	prod, cons := atomic.LoadUint64(&h.Prod), atomic.LoadUint64(&h.Cons)
+	if prod-cons > uint64(len(ring)) || int(prod) > x.peer.sent {
+		x.s.failf("%s%d: producer %d, consumer %d, ring of %d, %d were sent", x.h.name, x.id, prod, cons, len(ring), x.peer.sent)
+		panic(simPanic("the rings are wrong"))
+	}
+	n := min(int(prod-cons), x.chunk)
+	for left := n; left > 0; {
+		at := int(cons) & (len(ring) - 1)
+		k := min(left, len(ring)-at, flowSize)
+		if !bytes.Equal(ring[at:][:k], x.peer.flow(x.got, k)) {
+			x.s.failf("%s%d: other bytes between %d and %d than were sent", x.h.name, x.id, x.got, x.got+k)
+			panic(simPanic("the data is wrong"))
+		}
+		x.got, cons, left = x.got+k, cons+uint64(k), left-k
+	}
+	atomic.StoreUint64(&h.Cons, cons)
+	return n
+}
+
+func (x *simEnd) write() int {
+	if x.shut {
+		return 0
+	}
+	h, ring := headAt(x.rings.PeerHead), x.rings.PeerRing
+	prod, cons := atomic.LoadUint64(&h.Prod), atomic.LoadUint64(&h.Cons)
+	if prod-cons > uint64(len(ring)) {
+		x.s.failf("%s%d: %d bytes in a ring of %d", x.h.name, x.id, prod-cons, len(ring))
+		panic(simPanic("the rings are wrong"))
+	}
+	n := min(x.size-x.sent, x.chunk, len(ring)-int(prod-cons))
+	for left := n; left > 0; {
+		at := int(prod) & (len(ring) - 1)
+		k := copy(ring[at:], x.flow(x.sent, left))
+		x.sent, prod, left = x.sent+k, prod+uint64(k), left-k
+	}
+	atomic.StoreUint64(&h.Prod, prod)
+	return n
+}
+
+func (x *simEnd) close() {
+	if !x.closed && !x.h.dead {
+		x.s.tell("%s%d closes", x.h.name, x.id)
+		x.closed = true
+		x.c.Close(x.s.now())
+	}
+}
+
+// ---- time
+
+// settle lets everything happen that happens now.
+func (s *sim) settle() {
+	for range 100000 {
+		moved := false
+		order := s.hosts
+		if s.random && s.rnd.IntN(4) == 0 {
+			order = slices.Clone(order)
+			slices.Reverse(order)
+		}
+		for _, h := range order {
+			if !h.dead {
+				moved = h.e.Poll(s.now()) || moved
+			}
+		}
+		for len(s.later) > 0 {
+			fn := s.later[0]
+			s.later = s.later[1:]
+			fn()
+			moved = true
+		}
+		for _, x := range s.ends {
+			moved = x.deliver() || moved
+			moved = x.work() || moved
+		}
+		if moved || s.busy() {
+			continue
+		}
+		return
+	}
+	panic(simPanic("the world does not come to rest"))
+}
+
+func (s *sim) busy() bool {
+	for _, h := range s.hosts {
+		for _, d := range h.devs {
+			if !h.dead && d.Waiting() > 0 {
+				return true
+			}
+		}
+	}
+	at, ok := s.fab.Next()
+	return ok && at <= s.since() || len(s.later) > 0
+}
+
+// next returns when something is to happen.
+func (s *sim) next() time.Duration {
+	at, ok := s.fab.Next()
+	if !ok {
+		at = 1 << 62
+	}
+	for _, h := range s.hosts {
+		if d, ok := h.e.NextDeadline(); ok && !h.dead {
+			at = min(at, time.Duration(d))
+		}
+	}
+	for _, x := range s.ends {
+		if x.h.dead || x.closed {
+			continue
+		}
+		if len(x.in) > 0 {
+			at = min(at, x.in[0].at)
+		}
+		if x.wake > s.since() {
+			at = min(at, x.wake)
+		}
+	}
+	for _, t := range s.timers {
+		at = min(at, t.at)
+	}
+	return at
+}
+
+func (s *sim) after(d time.Duration, fn func()) {
+	s.timers = append(s.timers, simTimer{s.since() + d, fn})
+}
+
+// run lets time pass, until done says so or that long.
+func (s *sim) run(d time.Duration, done func() bool) bool {
+	end := s.since() + d
+	for range 1000000 {
+		s.settle()
+		if done != nil && done() {
+			return true
+		}
+		next := s.next()
+		if next > end {
+			time.Sleep(end - s.since())
+			return false
+		}
+		time.Sleep(next - s.since())
+		for i := 0; i < len(s.timers); i++ {
+			if t := s.timers[i]; t.at <= s.since() {
+				s.timers = slices.Delete(s.timers, i, i+1)
+				i--
+				t.fn()
+			}
+		}
+		for _, h := range s.hosts {
+			if at, ok := h.e.NextDeadline(); ok && !h.dead && time.Duration(at) <= s.since() {
+				h.e.Tick(s.now())
+			}
+		}
+	}
+	panic(simPanic("timers without end"))
+}
+
+func (s *sim) allOver() bool {
+	return !slices.ContainsFunc(s.ends, func(x *simEnd) bool { return !x.over() })
+}
+
+// kill ends a process: its RNICs forget it, the kernel ends its TCP connections.
+func (s *sim) kill(h *simHost) {
+	if h.dead {
+		return
+	}
+	s.tell("%s dies", h.name)
+	h.dead = true
+	for _, d := range h.devs {
+		s.fab.Kill(d)
+	}
+	for _, x := range s.ends {
+		if x.h == h {
+			x.peer.hangUp()
+		}
+	}
+}
+
+// ---- what must be true
+
+// longest is the longest that anything may take which has a timer of its own.
+const longest = 15 * time.Minute
+
+// finish lets all connections come to their end, closes what is left and ends the engines.
+func (s *sim) finish() {
+	if !s.run(longest, s.allOver) {
+		for _, x := range s.ends {
+			if !x.over() {
+				s.failf("%s%d hangs: %s in %s/%s, sent %d of %d, got %d, shut %t, saw the end %t",
+					x.h.name, x.id, x.outcome(), x.c.State(), x.c.conn, x.sent, x.size, x.got, x.shut, x.sawEnd)
+			}
+		}
+	}
+	for i := 0; i < len(s.ends); i += 2 {
+		s.agreed(s.ends[i], s.ends[i+1])
+	}
+	for _, x := range s.ends {
+		x.close()
+	}
+	s.judge, s.strike = nil, nil
+	s.run(2*abandonedFor, nil)
+	for _, h := range s.hosts {
+		s.legal(h)
+		if !h.dead {
+			h.e.Shutdown(s.now())
+		}
+	}
+	s.run(2*abandonedFor, nil)
+	for _, h := range s.hosts {
+		if h.dead {
+			continue // the kernel frees what it held
+		}
+		if at, ok := h.e.NextDeadline(); ok || h.reserved != 0 || len(h.e.conns)+len(h.e.groups)+len(h.e.byPeer)+len(h.e.outbox) != 0 {
+			s.failf("%s: left over: %d connections, %d groups, %d bytes, a timer at %v", h.name, len(h.e.conns), len(h.e.groups), h.reserved, time.Duration(at))
+		}
+		if err := h.e.Close(); err != nil {
+			s.failf("%s: %v", h.name, err)
+		}
+		for i, d := range h.devs {
+			if d.Open() != (simfab.Open{}) {
+				s.failf("%s%d: left over: %+v", h.name, i, d.Open())
+			}
+		}
+	}
+}
+
+// agreed: never is one side on SMC-R and the other on TCP, and the handler is called as often as it should be.
+func (s *sim) agreed(client, server *simEnd) {
+	a, b := client.outcome(), server.outcome()
+	if a == "smc" && b == "fallback" || a == "fallback" && b == "smc" {
+		s.failf("%s%d is on %s, %s%d on %s", client.h.name, client.id, a, server.h.name, server.id, b)
+	}
+	for _, x := range []*simEnd{client, server} {
+		limit := 1
+		if x.rings != nil && x.err != nil {
+			limit = 2
+		}
+		if !x.h.dead && x.calls > limit {
+			s.failf("%s%d: %d calls of the handler", x.h.name, x.id, x.calls)
+		}
+	}
+}
+
+// legal: what may be there when nothing is under way.
+func (s *sim) legal(h *simHost) {
+	if h.dead {
+		return
+	}
+	for _, g := range h.e.sortedGroups() {
+		for _, l := range g.links {
+			if g.state == groupActive && l.state != fsm.LinkActive {
+				s.failf("%s: link %d of group %d is %s", h.name, l.num, g.id, l.state)
+			}
+		}
+		if g.state == groupForming {
+			s.failf("%s: group %d is %s for ever", h.name, g.id, g.state)
+		}
+		if len(g.conns) > 0 && g.state == groupActive {
+			for _, c := range sorted(g.conns) {
+				if s.mapped && c.closing && c.state == fsm.Established {
+					continue // a peer that broke off without having known the element cannot give it back: docs/rfc-map.md, §4.8.1
+				}
+				s.failf("%s: connection %d is still in %s/%s", h.name, c.id, c.state, c.conn)
+			}
+		}
+	}
+}

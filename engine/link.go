@@ -106,12 +106,6 @@ func (l *Link) postSend(b []byte, done func(verbs.Status)) error {
 	return l.note(l.qp.PostSend(l.lastID, b), done)
 }
 
-// postWrite posts an RDMA write into an RMB of the peer.
-func (l *Link) postWrite(b []byte, t smc.RToken, done func(verbs.Status)) error {
-	l.lastID++
-	return l.note(l.qp.PostWrite(l.lastID, b, t.RKey, t.VAddr), done)
-}
-
 // note keeps who wants to know how the last work request ends; a completion follows only if it was taken.
 func (l *Link) note(err error, done func(verbs.Status)) error {
 	if err == nil && done != nil {

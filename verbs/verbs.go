@@ -151,9 +151,11 @@ type QP interface {
 	// PostRecv gives a buffer for one SEND of the peer, from INIT on. The buffer belongs to the queue pair until its
 	// completion.
 	PostRecv(id WRID, buf []byte) error
-	// PostSend and PostWrite copy what they are given before they return (inline), in state RTS. A completion follows.
+	// PostSend and PostWrite need state RTS; a completion follows. PostSend copies msg before it returns (inline). The n
+	// bytes at off of a region of the same PD, which PostWrite writes to addr at the peer, must not change before the
+	// completion.
 	PostSend(id WRID, msg []byte) error
-	PostWrite(id WRID, data []byte, key roce.RKey, addr roce.VAddr) error
+	PostWrite(id WRID, src MR, off, n int, key roce.RKey, addr roce.VAddr) error
 
 	// Export hands a region of the same PD to the peer, with CapMapped, from RTR on. What is sent later arrives later.
 	Export(m MR) error

@@ -98,7 +98,9 @@ func (q *qp) Fail() {
 			w.Status = verbs.StatusFlushed
 			q.done(w.Completion)
 		}
-		w.flushed = true
+		if w.flushed = true; w.Op == verbs.OpWrite {
+			w.msg = slices.Clone(w.msg) // what is on the way does not change any more
+		}
 	}
 	for _, w := range q.recvs {
 		q.done(verbs.Completion{ID: w.id, Op: verbs.OpRecv, Status: verbs.StatusFlushed})
@@ -388,11 +390,23 @@ func (q *qp) PostSend(id verbs.WRID, msg []byte) error {
 	return q.post(&request{Completion: verbs.Completion{ID: id, Op: verbs.OpSend}, msg: slices.Clone(msg)})
 }
 
-func (q *qp) PostWrite(id verbs.WRID, data []byte, key roce.RKey, addr roce.VAddr) error {
+// PostWrite keeps no copy: the bytes are read when they arrive, as an RNIC may do that has to send them again.
+func (q *qp) PostWrite(id verbs.WRID, src verbs.MR, off, n int, key roce.RKey, addr roce.VAddr) error {
 	if q.closed || !q.state.CanSend() {
 		return verbs.ErrState
 	}
-	return q.post(&request{Completion: verbs.Completion{ID: id, Op: verbs.OpWrite}, msg: slices.Clone(data), key: key, addr: addr})
+	r, ok := src.(*mr)
+	switch {
+	case !ok || r.pd != q.pd:
+		return verbs.ErrForeign
+	case !r.live:
+		return verbs.ErrClosed
+	}
+	data := r.slice(r.addr.Add(uint64(off)), n)
+	if data == nil {
+		return verbs.ErrTooLong
+	}
+	return q.post(&request{Completion: verbs.Completion{ID: id, Op: verbs.OpWrite}, msg: data, key: key, addr: addr})
 }
 
 func (q *qp) Export(m verbs.MR) error {

@@ -59,6 +59,12 @@ func (c *clocked) send(t *testing.T, e *verbstest.End, id verbs.WRID, msg string
 	}
 }
 
+// put is a's region with s at its start.
+func (c *clocked) put(s string) verbs.MR {
+	copy(c.a.MR.Bytes(), s)
+	return c.a.MR
+}
+
 func TestDelayKeepsTheOrderOfAQueuePair(t *testing.T) {
 	c := newClocked(t)
 	c.f.Latency = func(e Event) (there, back time.Duration) {
@@ -68,7 +74,7 @@ func TestDelayKeepsTheOrderOfAQueuePair(t *testing.T) {
 		return time.Millisecond, 2 * time.Millisecond
 	}
 	c.recv(t, c.b, 1)
-	if err := c.a.QP.PostWrite(10, []byte("data"), c.b.MR.RKey(), c.b.MR.Addr()); err != nil {
+	if err := c.a.QP.PostWrite(10, c.put("data"), 0, 4, c.b.MR.RKey(), c.b.MR.Addr()); err != nil {
 		t.Fatal(err)
 	}
 	c.send(t, c.a, 11, "x")
@@ -165,10 +171,11 @@ func TestSendCompletesWhenItIsReceived(t *testing.T) {
 func TestWriteOutlivesItsQueuePair(t *testing.T) {
 	c := newClocked(t)
 	c.f.Latency = func(Event) (there, back time.Duration) { return time.Millisecond, 0 }
-	if err := c.a.QP.PostWrite(10, []byte("late"), c.b.MR.RKey(), c.b.MR.Addr()); err != nil {
+	if err := c.a.QP.PostWrite(10, c.put("late"), 0, 4, c.b.MR.RKey(), c.b.MR.Addr()); err != nil {
 		t.Fatal(err)
 	}
 	c.a.QP.Fail()
+	c.put("else") // the region is the caller's again
 	c.a.Poll(t, verbs.Completion{ID: 10, Op: verbs.OpWrite, Status: verbs.StatusFlushed})
 	c.until(time.Millisecond)
 	if string(c.b.MR.Bytes()[:4]) != "late" {
@@ -182,7 +189,7 @@ func TestWriteOutlivesItsQueuePair(t *testing.T) {
 // A write that the peer's RNIC refuses, or a message that does not fit, fails both queue pairs.
 func TestRefusedRequestFailsBothQueuePairs(t *testing.T) {
 	c := newClocked(t)
-	if err := c.a.QP.PostWrite(10, []byte("x"), c.b.MR.RKey()+1, c.b.MR.Addr()); err != nil {
+	if err := c.a.QP.PostWrite(10, c.put("x"), 0, 1, c.b.MR.RKey()+1, c.b.MR.Addr()); err != nil {
 		t.Fatal(err)
 	}
 	c.send(t, c.a, 11, "never arrives")

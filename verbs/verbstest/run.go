@@ -151,7 +151,7 @@ func testStates(t *testing.T, p Pair) {
 		if err := q.PostSend(1, nil); !errors.Is(err, verbs.ErrState) {
 			t.Errorf("%s: PostSend: %v", q.State(), err)
 		}
-		if err := q.PostWrite(1, nil, b.MR.RKey(), b.MR.Addr()); !errors.Is(err, verbs.ErrState) {
+		if err := q.PostWrite(1, a.MR, 0, 0, b.MR.RKey(), b.MR.Addr()); !errors.Is(err, verbs.ErrState) {
 			t.Errorf("%s: PostWrite: %v", q.State(), err)
 		}
 	}
@@ -284,7 +284,8 @@ func testWrite(t *testing.T, p Pair) {
 	show(t, p, b)
 	a.drain()
 	data := []byte("written from afar")
-	if err := a.QP.PostWrite(5, data, b.MR.RKey(), b.MR.Addr().Add(1000)); err != nil {
+	copy(a.MR.Bytes()[500:], data)
+	if err := a.QP.PostWrite(5, a.MR, 500, len(data), b.MR.RKey(), b.MR.Addr().Add(1000)); err != nil {
 		t.Fatal(err)
 	}
 	p.Step()
@@ -293,11 +294,22 @@ func testWrite(t *testing.T, p Pair) {
 		t.Error("the bytes are not where they belong")
 	}
 	// The last byte is inside.
-	if err := a.QP.PostWrite(6, []byte{0xEE}, b.MR.RKey(), b.MR.Addr().Add(memSize-1)); err != nil {
+	if err := a.QP.PostWrite(6, a.MR, memSize-1, 1, b.MR.RKey(), b.MR.Addr().Add(memSize-1)); err != nil {
 		t.Fatal(err)
 	}
 	p.Step()
 	a.Poll(t, verbs.Completion{ID: 6, Op: verbs.OpWrite})
+	// What lies outside of the local region is refused on the spot, and so is a region of another PD.
+	for _, c := range []struct {
+		src  verbs.MR
+		off  int
+		n    int
+		want error
+	}{{a.MR, memSize, 1, verbs.ErrTooLong}, {a.MR, memSize - 1, 2, verbs.ErrTooLong}, {a.MR, -1, 1, verbs.ErrTooLong}, {b.MR, 0, 1, verbs.ErrForeign}} {
+		if err := a.QP.PostWrite(7, c.src, c.off, c.n, b.MR.RKey(), b.MR.Addr()); !errors.Is(err, c.want) {
+			t.Errorf("%d bytes at %d: %v, want %v", c.n, c.off, err, c.want)
+		}
+	}
 	Finish(t, p, a, b)
 }
 
@@ -322,7 +334,7 @@ func testWriteRange(t *testing.T, p Pair) {
 		a, b := Connect(t, p)
 		show(t, p, b)
 		a.drain()
-		if err := a.QP.PostWrite(5, make([]byte, c.n), c.key(b), c.at(b)); err != nil {
+		if err := a.QP.PostWrite(5, a.MR, 0, c.n, c.key(b), c.at(b)); err != nil {
 			t.Fatal(err)
 		}
 		p.Step()

@@ -296,6 +296,9 @@ func (x *simEnd) arrive(b []byte, late time.Duration) {
 // ---- TCP connections and their programs
 
 func (s *sim) dial(from, to *simHost, size [2]int) (client, server *simEnd) {
+	if from.dead || to.dead {
+		return nil, nil
+	}
 	n := len(s.ends)
 	client, server = &simEnd{s: s, h: from, id: n, size: size[0]}, &simEnd{s: s, h: to, id: n + 1, size: size[1]}
 	client.peer, server.peer = server, client
@@ -447,7 +450,7 @@ func (x *simEnd) read() int {
 	}
 	n := min(int(prod-cons), x.chunk)
 	for left := n; left > 0; {
-		at := int(cons) & (len(ring) - 1)
+		at := int(cons % uint64(len(ring))) // not a power of two where there is an eye catcher
 		k := min(left, len(ring)-at, flowSize)
 		if !bytes.Equal(ring[at:][:k], x.peer.flow(x.got, k)) {
 			x.s.failf("%s%d: other bytes between %d and %d than were sent", x.h.name, x.id, x.got, x.got+k)
@@ -595,6 +598,37 @@ func (s *sim) run(d time.Duration, done func() bool) bool {
 	panic(simPanic("timers without end"))
 }
 
+// more has all connections that stay carry n bytes more, both ways.
+func (s *sim) more(n int) {
+	for _, x := range s.ends {
+		if x.stay && !x.closed && x.err == nil && !x.fell {
+			x.size += n
+		}
+	}
+}
+
+// links returns how many links work on both sides, all groups of the first two hosts taken together.
+func (s *sim) links() int {
+	n := [2]int{}
+	for i := range n {
+		for _, g := range s.hosts[i].e.groups {
+			for _, l := range g.links {
+				if l.state == fsm.LinkActive {
+					n[i]++
+				}
+			}
+		}
+	}
+	return min(n[0], n[1])
+}
+
+// release lets the connections that stay come to their end.
+func (s *sim) release() {
+	for _, x := range s.ends {
+		x.stay = false
+	}
+}
+
 func (s *sim) allOver() bool {
 	return !slices.ContainsFunc(s.ends, func(x *simEnd) bool { return !x.over() })
 }
@@ -623,6 +657,7 @@ const longest = 15 * time.Minute
 
 // finish lets all connections come to their end, closes what is left and ends the engines.
 func (s *sim) finish() {
+	s.release()
 	if !s.run(longest, s.allOver) {
 		for _, x := range s.ends {
 			if !x.over() {

@@ -99,6 +99,10 @@ func (s *sim) arm(f simFault, n int) (hit *string) {
 
 // everyStep runs the scenario once for each of its steps and each fault.
 func (c scenario) everyStep(t *testing.T) {
+	t.Run(c.name, c.every)
+}
+
+func (c scenario) every(t *testing.T) {
 	mustSimulate(t, c.name+", undisturbed", c.options, func(s *sim) {
 		if c.prepare != nil {
 			c.prepare(s)
@@ -145,9 +149,44 @@ func (c scenario) everyStep(t *testing.T) {
 	}
 }
 
-func TestEveryStepOfMappedFirstContactFails(t *testing.T) {
+// staying makes n connections that carry some bytes and stay, and waits until they have.
+func (s *sim) staying(n, size int) {
+	for range n {
+		a, b := s.dial(s.hosts[0], s.hosts[1], [2]int{size, size})
+		a.stay, b.stay = true, true
+		s.run(longest, s.allOver)
+	}
+	s.run(time.Second, nil)
+}
+
+func firstContact(s *sim) { s.dial(s.hosts[0], s.hosts[1], [2]int{100 << 10, 70 << 10}) }
+
+// RFC 7609 §3.5.1, Figures 8 to 10.
+func TestEveryStepOfFirstContactFails(t *testing.T) {
+	scenario{name: "mapped", options: simOptions{mapped: true}, act: firstContact}.everyStep(t)
+}
+
+// RFC 7609 §3.5.5.2.1.
+func TestEveryStepOfConfirmRKeyFails(t *testing.T) {
 	scenario{
-		name: "first contact", options: simOptions{mapped: true},
-		act: func(s *sim) { s.dial(s.hosts[0], s.hosts[1], [2]int{200 << 10, 100 << 10}) },
+		name: "mapped", options: simOptions{mapped: true, elements: [2]int{1, 1}},
+		prepare: func(s *sim) { s.staying(1, 100) },
+		act: func(s *sim) {
+			firstContact(s)
+			s.more(5000)
+		},
+	}.everyStep(t)
+}
+
+// RFC 7609 §3.5.4.
+func TestEveryStepOfTheEndOfAnIdleGroupFails(t *testing.T) {
+	scenario{
+		name: "mapped", options: simOptions{mapped: true},
+		prepare: func(s *sim) { s.staying(2, 100) },
+		act: func(s *sim) {
+			s.release()
+			s.run(longest, nil)
+			firstContact(s)
+		},
 	}.everyStep(t)
 }

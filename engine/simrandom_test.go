@@ -3,7 +3,9 @@ package engine
 import (
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,16 +27,35 @@ type misfortune struct {
 	early int // programs that close before they are done
 }
 
+// plan has something happen at some time, unless it is to be left out.
+func (s *sim) plan(after time.Duration, fn func()) {
+	if s.planned++; !s.skip[s.planned-1] {
+		s.after(after, fn)
+	}
+}
+
+// unlucky decides whether a message is struck, once in n.
+func (s *sim) unlucky(step simStep, n int) (*rand.Rand, bool) {
+	d := s.dice(forStep, step.n)
+	if n == 0 || d.IntN(n) != 0 || s.skip[firstStep+step.n] {
+		return nil, false
+	}
+	s.struck = append(s.struck, firstStep+step.n)
+	return d, true
+}
+
 // random is a whole simulation made from its seed.
 func random(s *sim) {
-	pick := func(n ...int) int { return n[s.rnd.IntN(len(n))] }
+	r := s.dice(forPlan, 0)
+	pick := func(n ...int) int { return n[r.IntN(len(n))] }
 	m := misfortune{step: pick(0, 0, 10, 50, 200), clc: pick(0, 0, 0, 10), paths: pick(0, 1, 3, 10), kills: pick(0, 0, 0, 1), early: pick(0, 0, 1)}
 	s.tell("seed %d: %+v, %+v", s.seed, s.simOptions, m)
 	s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
-		if m.step == 0 || s.rnd.IntN(m.step) != 0 {
+		d, hit := s.unlucky(st, m.step)
+		if !hit {
 			return simfab.Deliver, 0
 		}
-		switch s.rnd.IntN(8) {
+		switch d.IntN(8) {
 		case 0:
 			if st.llc {
 				return simfab.Drop, 0
@@ -50,77 +71,79 @@ func random(s *sim) {
 			}
 			return simfab.Unacked, 0
 		case 4:
-			return simfab.Deliver, time.Duration(s.rnd.Int64N(int64(late)))
+			return simfab.Deliver, time.Duration(d.Int64N(int64(late)))
 		case 5:
 			return simfab.Hold, 0
 		}
-		return simfab.Deliver, time.Duration(s.rnd.Int64N(int64(20 * time.Millisecond)))
+		return simfab.Deliver, time.Duration(d.Int64N(int64(20 * time.Millisecond)))
 	}
-	s.strike = func(simStep) (bool, time.Duration) {
-		if m.clc == 0 || s.rnd.IntN(m.clc) != 0 {
+	s.strike = func(st simStep) (bool, time.Duration) {
+		d, hit := s.unlucky(st, m.clc)
+		if !hit {
 			return false, 0
 		}
-		if s.rnd.IntN(2) == 0 {
-			return true, 0
-		}
-		return false, time.Duration(s.rnd.Int64N(int64(late)))
+		return d.IntN(2) == 0, time.Duration(d.Int64N(int64(late)))
 	}
 	const active = 20 * time.Second
 	when := func() time.Duration {
-		if s.rnd.IntN(2) == 0 {
-			return time.Duration(s.rnd.Int64N(int64(active)))
+		if r.IntN(2) == 0 {
+			return time.Duration(r.Int64N(int64(active)))
 		}
-		return time.Duration(s.rnd.Int64N(int64(20 * time.Millisecond)))
+		return time.Duration(r.Int64N(int64(20 * time.Millisecond)))
 	}
-	host := func() *simHost { return s.hosts[s.rnd.IntN(len(s.hosts))] }
+	host := func() *simHost { return s.hosts[r.IntN(len(s.hosts))] }
 	rnic := func() (string, *simfab.Device) {
 		h := host()
-		i := s.rnd.IntN(len(h.devs))
+		i := r.IntN(len(h.devs))
 		return fmt.Sprintf("%s%d", h.name, i), h.devs[i]
 	}
-	for range 1 + s.rnd.IntN(10) {
+	for range 1 + r.IntN(10) {
 		from, to := host(), host()
-		size := [2]int{s.rnd.IntN(1 << s.rnd.IntN(19)), s.rnd.IntN(1 << s.rnd.IntN(19))}
-		s.after(when(), func() {
-			if from.dead || to.dead {
-				return
-			}
+		size := [2]int{r.IntN(1 << r.IntN(19)), r.IntN(1 << r.IntN(19))}
+		early := [2]bool{r.IntN(3) < m.early, r.IntN(6) < m.early}
+		wait := [2]time.Duration{when(), when()}
+		s.plan(when(), func() {
 			s.tell("%s connects to %s", from.name, to.name)
 			a, b := s.dial(from, to, size)
-			if s.rnd.IntN(3) < m.early {
-				s.after(when(), func() { s.giveUp(a) })
-			}
-			if s.rnd.IntN(6) < m.early {
-				s.after(when(), func() { s.giveUp(b) })
+			for i, x := range []*simEnd{a, b} {
+				if early[i] && x != nil {
+					s.after(wait[i], func() { s.giveUp(x) })
+				}
 			}
 		})
 	}
 	for range m.paths {
 		n, d := rnic()
 		k, x := rnic()
-		at, wait := when(), when()
-		switch s.rnd.IntN(4) {
+		at, wait, which := when(), when(), r.Int()
+		switch r.IntN(4) {
 		case 0:
-			s.after(at, func() { s.tell("%s down", n); d.SetDown(true) })
-			s.after(at+wait, func() { s.tell("%s up", n); d.SetDown(false) })
+			s.plan(at, func() {
+				s.tell("%s down", n)
+				d.SetDown(true)
+				s.after(wait, func() { s.tell("%s up", n); d.SetDown(false) })
+			})
 		case 1:
-			s.after(at, func() { s.tell("%s-%s cut", n, k); s.fab.Cut(d, x) })
-			s.after(at+wait, func() { s.tell("%s-%s repaired", n, k); s.fab.Repair(d, x) })
+			s.plan(at, func() {
+				s.tell("%s-%s cut", n, k)
+				s.fab.Cut(d, x)
+				s.after(wait, func() { s.tell("%s-%s repaired", n, k); s.fab.Repair(d, x) })
+			})
 		case 2:
-			s.after(at, func() {
+			s.plan(at, func() {
 				if all := d.QPNs(); len(all) > 0 {
-					q := all[s.rnd.IntN(len(all))]
+					q := all[which%len(all)]
 					s.tell("%s queue pair %s fails", n, q)
 					d.BreakQP(q)
 				}
 			})
 		case 3:
-			s.after(at, func() { s.tell("%s fails", n); d.FailQPs() })
+			s.plan(at, func() { s.tell("%s fails", n); d.FailQPs() })
 		}
 	}
 	for range m.kills {
 		h := host()
-		s.after(when(), func() { s.kill(h) })
+		s.plan(when(), func() { s.kill(h) })
 	}
 	s.run(2*active, nil)
 }
@@ -169,12 +192,8 @@ func TestRandomFaults(t *testing.T) {
 		o := randomOptions(*simSeed)
 		o.trace = true
 		s := simulate(t, o, random)
-		for _, l := range s.lines {
-			t.Log(l)
-		}
-		for _, f := range s.failures {
-			t.Error(f)
-		}
+		t.Logf("the whole trace:\n%s\n%s", strings.Join(s.lines, "\n"), strings.Join(s.failures, "\n"))
+		mustSimulate(t, "the same", randomOptions(*simSeed), random)
 		return
 	}
 	first, began, outcomes, failed := uint64(1), time.Now(), map[string]int{}, 0

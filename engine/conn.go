@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"libsmcr/abi/cdc"
 	"libsmcr/abi/clc"
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
@@ -56,12 +55,21 @@ type Conn struct {
 	left      bool // closed here, but a process that shares the connection may go on
 	since     Instant
 	queue     *LinkGroup // whose first contact this connection waits for
+
+	stream   *stream // the data path without mapped memory
+	inflight int     // work requests of it that link has not completed
+	next     *Link   // where to go when they are
+	moved    bool    // link is new: the validation message comes first
+	waits    bool    // in link's queue
+	woken    bool    // the owner is to be told that the rings have changed
+	doubt    timer   // see validate
+	doubted  smc.Seq
 }
 
 func (e *Engine) newConn(h Handler, r Role) *Conn {
 	e.lastConn++
 	c := &Conn{e: e, h: h, id: e.lastConn, role: r, state: fsm.Idle, conn: fsm.Closed}
-	c.timer.fire = c.timeout
+	c.timer.fire, c.doubt.fire = c.timeout, c.decide
 	e.conns[c.id] = c
 	e.count.Handshakes[r]++
 	return c
@@ -118,6 +126,7 @@ func (c *Conn) step(ev fsm.HandshakeEvent) error {
 		c.decline()
 	case fsm.Established:
 		c.connStep(fsm.Open)
+		c.openStream()
 		c.e.count.Established++
 		c.e.outbox = append(c.e.outbox, notice{c, next, c.rings()})
 	case fsm.Fallback, fsm.Broken:
@@ -157,6 +166,10 @@ func (c *Conn) broken(err error) {
 }
 
 func (c *Conn) timeout() {
+	if c.state.Done() {
+		c.closeTimeout()
+		return
+	}
 	c.err = ErrTimeout
 	if c.code == 0 {
 		c.code = clc.DeclineConfirmLink
@@ -170,6 +183,7 @@ func (c *Conn) timeout() {
 // lost: the link group of the connection is down.
 func (c *Conn) lost() {
 	if c.state == fsm.Established {
+		c.cut()
 		return
 	}
 	if c.code == 0 {
@@ -219,7 +233,7 @@ func (c *Conn) end() {
 		g.first = nil
 		c.release()
 		g.down(fsm.LinkFailed)
-	case c.conn != fsm.Closed:
+	case c.conn != fsm.Closed || c.opened():
 		// It was established: the owner still reads, and will close.
 	case c.told && c.state == fsm.Broken:
 		// The peer may still send its Confirm and write.
@@ -250,13 +264,14 @@ func (c *Conn) release() {
 	}
 	delete(g.byToken, c.token)
 	delete(g.conns, c.id)
-	c.closing, c.group, c.link, c.local, c.remote = false, nil, nil, element{}, nil
+	c.closing, c.group, c.link, c.local, c.remote, c.stream = false, nil, nil, element{}, nil, nil
 	c.forget()
 	g.quiet()
 }
 
 func (c *Conn) forget() {
 	c.e.timers.stop(&c.timer)
+	c.e.timers.stop(&c.doubt)
 	delete(c.e.conns, c.id)
 }
 
@@ -267,6 +282,7 @@ func (c *Conn) notify(n notice) {
 	switch n.to {
 	case fsm.Established:
 		c.h.Established(n.rings)
+		c.begin()
 	case fsm.Fallback:
 		c.h.Fallback(c.code, c.declined)
 	case fsm.Broken:
@@ -277,8 +293,12 @@ func (c *Conn) notify(n notice) {
 func (c *Conn) rings() Rings {
 	lh, lr := c.local.memory()
 	var ph, pr []byte
-	if c.port.mapped() {
+	if c.stream == nil {
 		ph, pr = c.remote.element(c.peer.Index, c.peer.Size)
+	} else {
+		// The element itself is the engine's to write, behind the eye catcher begins the program's ring.
+		lr = lr[c.stream.in.Origin:]
+		ph, pr = c.local.sendBuffer()
 	}
 	return Rings{
 		LocalHead: lh, LocalRing: lr, PeerHead: ph, PeerRing: pr,
@@ -357,8 +377,8 @@ func (c *Conn) Close(now Instant) {
 		c.step(fsm.RecvEOF)
 	case c.group == nil || c.closing:
 		// All is given back, or will be.
-	case !c.port.mapped():
-		c.release()
+	case c.stream != nil:
+		c.closeStream()
 	case c.state == fsm.Broken:
 		// Broken after it was established: the peer's element is not ours to write any more.
 		c.closing, c.since = true, c.e.now
@@ -390,13 +410,12 @@ func (c *Conn) Leave(now Instant) {
 	if c.state != fsm.Established || c.group == nil || c.closing {
 		return
 	}
+	if c.stream != nil {
+		// The bytes still go through this engine. The child's side ends it, by the flags that Kick looks at.
+		return
+	}
 	c.silent, c.closing, c.left, c.since = true, true, true, c.e.now
 	c.sweep()
-}
-
-// onCDC takes a CDC message for this connection; with mapped memory there are none.
-func (c *Conn) onCDC(l *Link, m cdc.Message) {
-	c.e.log.Trace().Uint64("conn", uint64(c.id)).Uint8("link", uint8(l.num)).Stringer("recv", m).Msg("cdc")
 }
 
 func (c *Conn) heads() (local, peer *Head) {
@@ -415,7 +434,9 @@ func (c *Conn) connStep(ev fsm.ConnEvent) {
 	if l := c.e.log.Debug(); l.Enabled() && next != c.conn {
 		l.Uint64("conn", uint64(c.id)).Stringer("from", c.conn).Stringer("to", next).Stringer("ev", ev).Msg("connection")
 	}
-	c.conn = next
+	if c.conn = next; next == fsm.Closed && c.state.Done() {
+		c.e.timers.stop(&c.timer)
+	}
 }
 
 // abandoned is how long an element is kept that the peer was told of in a negotiation which then broke, and in which
@@ -433,8 +454,11 @@ func (c *Conn) sweep() {
 
 func (c *Conn) elementFree() bool {
 	// An RMB of a dead link group is never given out again: nobody can be harmed.
-	if c.group.state == groupDown || !c.port.mapped() {
+	if c.group.state == groupDown {
 		return true
+	}
+	if !c.port.mapped() {
+		return c.streamOver()
 	}
 	lh, _ := c.local.memory()
 	h := headAt(lh)
@@ -456,5 +480,6 @@ func (c *Conn) elementFree() bool {
 func (c *Conn) reused() {
 	c.err = ErrReused
 	c.remote.drop(c)
+	c.silence()
 	c.step(fsm.RecvGarbage)
 }

@@ -30,7 +30,13 @@ type Handler interface {
 	Broken(err error)
 }
 
-// Rings is an established connection: two rings, each with its head, in memory that both sides see.
+// Waker is a Handler whose program may sleep on the heads of the rings: the engine has moved a position or set a flag
+// there. With mapped memory it is the peer who does both, and Wake is not called.
+type Waker interface{ Wake() }
+
+// Rings is an established connection: two rings, each with its head. With mapped memory both sides see them. Without,
+// all is local: PeerRing is the send buffer that the engine empties, and Kick has to follow whenever the program moved
+// a position or set a flag. A ring's position is taken modulo its length, which with an eye catcher is no power of two.
 type Rings struct {
 	LocalHead, LocalRing  []byte // this side reads
 	PeerHead, PeerRing    []byte // this side writes
@@ -47,10 +53,13 @@ type Timeouts struct {
 	CLC  time.Duration // for the next CLC message of the peer
 	LLC  time.Duration // for an LLC answer; the client waits twice as long for CONFIRM LINK
 	Idle time.Duration // how long a link group without connections is kept
+	// Close is how long a connection that is closed here waits for the peer, or for the next sign that its last bytes
+	// are taken (RFC 7609 §4.8.1). With mapped memory nobody waits for that.
+	Close time.Duration
 }
 
 // DefaultTimeouts are those of Linux.
-var DefaultTimeouts = Timeouts{CLC: 6 * time.Second, LLC: 2 * time.Second, Idle: 10 * time.Minute}
+var DefaultTimeouts = Timeouts{CLC: 6 * time.Second, LLC: 2 * time.Second, Idle: 10 * time.Minute, Close: time.Minute}
 
 // Config is what an engine is made of.
 type Config struct {
@@ -108,6 +117,7 @@ type Engine struct {
 	retry  timer         // the device has something it could not send
 	pause  time.Duration // until the next retry
 	outbox []notice
+	woken  []*Conn // whose owner is to be woken
 
 	lastGroup GroupID
 	lastConn  ConnID
@@ -136,6 +146,9 @@ func New(cfg Config) (*Engine, error) {
 	}
 	if cfg.Timeouts.LLC == 0 {
 		cfg.Timeouts.LLC = DefaultTimeouts.LLC
+	}
+	if cfg.Timeouts.Close == 0 {
+		cfg.Timeouts.Close = DefaultTimeouts.Close
 	}
 	if cfg.Timeouts.Idle == 0 {
 		cfg.Timeouts.Idle = DefaultTimeouts.Idle
@@ -273,6 +286,11 @@ func (e *Engine) leave() {
 			e.reap()
 		}
 		e.outbox = nil
+		for i := 0; i < len(e.woken); i++ {
+			e.woken[i].wake()
+			e.reap()
+		}
+		e.woken = e.woken[:0]
 		// A peer that is merely busy makes room at once, one that is stopped perhaps never.
 		if !slices.ContainsFunc(e.ports, func(p *port) bool { return p.dev.Pending() }) {
 			e.timers.stop(&e.retry)

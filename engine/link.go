@@ -15,7 +15,7 @@ import (
 const (
 	recvBuffers = 16
 	recvSize    = 64 // LLC and CDC messages of SMC-R v1 have 44 bytes
-	sendQueue   = 64
+	sendWRs     = 64
 )
 
 // Link is one path of a link group: a queue pair on each side (RFC 7609 §2).
@@ -34,6 +34,7 @@ type Link struct {
 	bufs    [recvBuffers][recvSize]byte
 	lastID  verbs.WRID
 	sent    map[verbs.WRID]func(verbs.Status) // who wants to know how a send ended
+	queue   sendQueue                         // of all connections on this link
 }
 
 // newLink makes a queue pair in INIT, ready for the peer's messages.
@@ -42,7 +43,7 @@ func (g *LinkGroup) newLink(p *port) (*Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	qp, err := pd.CreateQP(p.cq, verbs.QPCap{SendWR: sendQueue, RecvWR: recvBuffers})
+	qp, err := pd.CreateQP(p.cq, verbs.QPCap{SendWR: sendWRs, RecvWR: recvBuffers})
 	if err != nil {
 		return nil, errors.Join(err, pd.Close())
 	}
@@ -100,18 +101,17 @@ func (l *Link) send(m llc.Message, done func(verbs.Status)) {
 	}
 }
 
-// postSend posts a SEND, an LLC or a CDC message.
+// postSend posts an LLC message.
 func (l *Link) postSend(b []byte, done func(verbs.Status)) error {
 	l.lastID++
-	return l.note(l.qp.PostSend(l.lastID, b), done)
-}
-
-// note keeps who wants to know how the last work request ends; a completion follows only if it was taken.
-func (l *Link) note(err error, done func(verbs.Status)) error {
-	if err == nil && done != nil {
+	err := l.qp.PostSend(l.lastID, b)
+	if err != nil {
+		return err
+	}
+	if l.queue.busy++; done != nil {
 		l.sent[l.lastID] = done
 	}
-	return err
+	return nil
 }
 
 // fail: the link does not work any more. RFC 7609 moves connections to another link; a group without one is down.
@@ -143,6 +143,10 @@ func (l *Link) complete(c verbs.Completion) {
 			}
 		}
 	case verbs.OpSend, verbs.OpWrite:
+		if l.queue.busy--; c.ID&dataID != 0 {
+			l.carried(c)
+			return
+		}
 		done := l.sent[c.ID]
 		delete(l.sent, c.ID)
 		if done != nil {
@@ -150,6 +154,8 @@ func (l *Link) complete(c verbs.Completion) {
 		}
 		if c.Status != verbs.StatusOK {
 			l.fail()
+		} else {
+			l.next()
 		}
 	case verbs.OpExported:
 		if f := l.g.first; f != nil {

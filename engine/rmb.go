@@ -19,6 +19,8 @@ type RMB struct {
 	mem       verbs.Memory
 	head      verbs.Memory // where the heads are: mem itself, unless only this side needs them
 	mrs       map[*Link]verbs.MR
+	out       verbs.Memory // a send buffer for each element; nil with mapped memory
+	outs      map[*Link]verbs.MR
 	size      int // of an element
 	heads     int // bytes of mem before the first element
 	used      []bool
@@ -32,7 +34,7 @@ func headsSize(elements int) int { return (elements*HeadSize + pageSize - 1) &^ 
 // newRMB allocates an RMB and registers it on all links.
 func (g *LinkGroup) newRMB() (*RMB, error) {
 	n, size := g.e.cfg.Elements, g.e.cfg.RMBESize
-	r := &RMB{g: g, mrs: map[*Link]verbs.MR{}, size: size, used: make([]bool, n)}
+	r := &RMB{g: g, mrs: map[*Link]verbs.MR{}, outs: map[*Link]verbs.MR{}, size: size, used: make([]bool, n)}
 	if g.port.mapped() {
 		r.heads = headsSize(n)
 	}
@@ -42,13 +44,16 @@ func (g *LinkGroup) newRMB() (*RMB, error) {
 	}
 	r.mem, r.head = mem, mem
 	if !g.port.mapped() {
-		if r.head, err = g.port.dev.AllocMemory(headsSize(n)); err != nil {
+		// The peer writes into registered memory: no head may lie there.
+		if r.head, err = g.port.dev.AllocMemory(headsSize(2 * n)); err != nil {
 			return nil, errors.Join(err, mem.Close())
+		}
+		if r.out, err = g.port.dev.AllocMemory(n * size); err != nil {
+			return nil, errors.Join(err, r.head.Close(), mem.Close())
 		}
 	}
 	for _, l := range g.links {
-		if r.mrs[l], err = l.pd.Register(mem); err != nil {
-			delete(r.mrs, l)
+		if err := r.register(l); err != nil {
 			r.close()
 			return nil, err
 		}
@@ -59,6 +64,31 @@ func (g *LinkGroup) newRMB() (*RMB, error) {
 	return r, nil
 }
 
+// register makes the RMB reachable over a link, and its send buffers usable there.
+func (r *RMB) register(l *Link) error {
+	mr, err := l.pd.Register(r.mem)
+	if err != nil {
+		return err
+	}
+	if r.mrs[l] = mr; r.out == nil {
+		return nil
+	}
+	if mr, err = l.pd.Register(r.out); err == nil {
+		r.outs[l] = mr
+	}
+	return err
+}
+
+// unregister ends what register began, before the link's PD is closed.
+func (r *RMB) unregister(l *Link) {
+	for _, m := range []map[*Link]verbs.MR{r.mrs, r.outs} {
+		if mr := m[l]; mr != nil {
+			r.g.check(mr.Close())
+			delete(m, l)
+		}
+	}
+}
+
 // token is what the peer needs to reach the RMB over a link: the address is that of the first element.
 func (r *RMB) token(l *Link) smc.RToken {
 	mr := r.mrs[l]
@@ -66,12 +96,12 @@ func (r *RMB) token(l *Link) smc.RToken {
 }
 
 func (r *RMB) close() {
-	for _, mr := range r.mrs {
-		r.g.check(mr.Close())
+	for l := range r.mrs {
+		r.unregister(l)
 	}
 	r.g.check(r.mem.Close())
-	if r.head != r.mem {
-		r.g.check(r.head.Close())
+	if r.out != nil {
+		r.g.check(errors.Join(r.head.Close(), r.out.Close()))
 	}
 }
 
@@ -88,9 +118,21 @@ func (l *Link) export(r *RMB) error {
 func (r *RMB) free(i smc.RMBEIndex) {
 	r.g.check(r.mem.Zero(r.heads+int(i-1)*r.size, r.size))
 	headAt(r.head.Bytes()[int(i-1)*HeadSize:]).begin(0)
+	if r.out != nil {
+		r.g.check(r.out.Zero(int(i-1)*r.size, r.size))
+		headAt(r.head.Bytes()[(len(r.used)+int(i-1))*HeadSize:]).begin(0)
+	}
 	r.used[i-1] = false
 	r.inUse--
-	r.g.e.cfg.Reserve(-int64(r.size))
+	r.g.e.cfg.Reserve(-r.g.cost())
+}
+
+// cost is the ring memory of one connection.
+func (g *LinkGroup) cost() int64 {
+	if g.port.mapped() {
+		return int64(g.e.cfg.RMBESize)
+	}
+	return 2 * int64(g.e.cfg.RMBESize)
 }
 
 // element is the local RMBE of a connection.
@@ -105,6 +147,15 @@ func (m element) memory() (head, ring []byte) {
 	return h[:HeadSize:HeadSize], r[:m.rmb.size:m.rmb.size]
 }
 
+// sendBuffer is where a connection's bytes wait until they are in the peer's RMBE.
+func (m element) sendBuffer() (head, ring []byte) {
+	h, r := m.rmb.head.Bytes()[(len(m.rmb.used)+int(m.index-1))*HeadSize:], m.rmb.out.Bytes()[m.offset():]
+	return h[:HeadSize:HeadSize], r[:m.rmb.size:m.rmb.size]
+}
+
+// offset of the send buffer in the region of all.
+func (m element) offset() int { return int(m.index-1) * m.rmb.size }
+
 // hasRoom reports whether one more connection fits into the link group.
 func (g *LinkGroup) hasRoom() bool {
 	for _, r := range g.rmbs {
@@ -117,7 +168,7 @@ func (g *LinkGroup) hasRoom() bool {
 
 // take gives a connection an element, in a new RMB if need be; the code says why not.
 func (g *LinkGroup) take(c *Conn) clc.DeclineCode {
-	if !g.e.cfg.Reserve(int64(g.e.cfg.RMBESize)) {
+	if !g.e.cfg.Reserve(g.cost()) {
 		return clc.DeclineMemory
 	}
 	var free *RMB
@@ -136,7 +187,7 @@ func (g *LinkGroup) take(c *Conn) clc.DeclineCode {
 		}
 		if err != nil {
 			g.e.log.Warn().Uint32("lgr", uint32(g.id)).Err(err).Msg("no RMB")
-			g.e.cfg.Reserve(-int64(g.e.cfg.RMBESize))
+			g.e.cfg.Reserve(-g.cost())
 			return clc.DeclineMemory
 		}
 	}

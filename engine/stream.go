@@ -186,11 +186,11 @@ func (s *stream) completed(seq smc.Seq, pos uint64) {
 }
 
 // rewind prepares for another link (RFC 7609 §4.6): what nobody acknowledged is written again, in one piece with what is
-// new, under new sequence numbers, behind the validation message that is returned. Nothing of this stream is in flight.
+// new, under new sequence numbers, behind the validation message. Nothing of this stream is in flight.
 //
 // What the peer has consumed has arrived, whatever became of the acknowledgment. It must not be written again: its
 // place may hold newer bytes.
-func (s *stream) rewind(to smc.AlertToken) cdc.Message {
+func (s *stream) rewind() {
 	s.acked = max(s.acked, s.peerCons)
 	s.tx.setCons(s.acked)
 	s.sent = s.acked
@@ -198,6 +198,10 @@ func (s *stream) rewind(to smc.AlertToken) cdc.Message {
 		s.hold = 0
 	}
 	s.flags, s.connSaid, s.fresh = 0, 0, true
+}
+
+// validation is the first message on another link (RFC 7609 §4.6.1).
+func (s *stream) validation(to smc.AlertToken) cdc.Message {
 	return cdc.Message{Seq: s.seqAcked, Token: to, Flags: cdc.FailoverValidation}
 }
 

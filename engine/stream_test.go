@@ -444,7 +444,8 @@ func TestRewind(t *testing.T) {
 			a.hears(lost)
 			b.reads(1500)
 		}
-		m := a.rewind(7)
+		a.rewind()
+		m := a.validation(7)
 		if m.Flags != cdc.FailoverValidation || m.Seq != 1 || b.missing(m) {
 			t.Errorf("%s: validation %s, received %s", arrived, m, b.recvSeq)
 		}
@@ -472,7 +473,7 @@ func TestConsumedIsAcknowledged(t *testing.T) {
 	a.writes(16000)
 	a.rdma()
 	lost := a.message(7)
-	a.rewind(7)
+	a.rewind()
 	if a.sent != 16000 || a.tx.cons() != 16000 {
 		t.Errorf("goes on at %d", a.sent)
 	}
@@ -498,7 +499,8 @@ func TestLossIsProved(t *testing.T) {
 	a.rdma()
 	m := a.message(7)
 	a.completed(m.Seq, a.sent)
-	if v := a.rewind(7); !b.missing(v) {
+	a.rewind()
+	if v := a.validation(7); !b.missing(v) {
 		t.Errorf("%s after %s", v, b.recvSeq)
 	}
 	b.recvSeq = 0xFFFF
@@ -516,7 +518,8 @@ func TestFlagsAfterFailover(t *testing.T) {
 	a.rdma()
 	a.conn = cdc.SendingDone
 	a.message(7) // lost
-	a.validates(a.rewind(7))
+	a.rewind()
+	a.validates(a.validation(7))
 	a.rdma()
 	if m := a.says(); m.Flags != cdc.UrgentPending|cdc.UrgentPresent || m.Conn != cdc.SendingDone || m.Prod.Count != 10 {
 		t.Errorf("%s", m)
@@ -573,7 +576,8 @@ func TestStreamsUnderAnySchedule(t *testing.T) {
 				h.completed(flight[acked-1].Seq, ends[acked-1])
 			}
 			if acked < len(flight) {
-				h.validates(h.rewind(7))
+				h.rewind()
+				h.validates(h.validation(7))
 			}
 			if r.UintN(50) == 0 {
 				h.asks()

@@ -389,7 +389,7 @@ func (c *Conn) onConfirmLink(l *Link, m *llc.ConfirmLink) {
 			return
 		}
 		switch {
-		case !m.NoEyeCatcher:
+		case !m.NoEyeCatcher && l.mapped():
 			// What is mapped has the layout of Linux: no eye catcher, positions from 0.
 			c.fail(clc.DeclineEyeCatcher)
 		case !good:
@@ -402,7 +402,7 @@ func (c *Conn) onConfirmLink(l *Link, m *llc.ConfirmLink) {
 		return
 	}
 	// Ours was sent: too late for a Decline.
-	if !good || m.Link != l.num || !m.NoEyeCatcher {
+	if !good || m.Link != l.num || !m.NoEyeCatcher && l.mapped() {
 		c.broken(ErrMismatch)
 		return
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // kick tells the engine that the program moved a ring position.
-func kick(*Conn, Instant) {}
+func kick(c *Conn, now Instant) { c.Kick(now) }
 
 // scenario is an exchange of which each step is to fail once.
 type scenario struct {

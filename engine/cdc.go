@@ -243,6 +243,12 @@ func (c *Conn) onCDC(l *Link, m cdc.Message) {
 	if !c.told || c.group == nil {
 		return // nobody could know the token
 	}
+	if c.state == fsm.ReplyPosted {
+		// Only who has our CONFIRM LINK sends data: it arrived, whatever becomes of the acknowledgment.
+		if c.linkSent(verbs.StatusOK); c.group == nil {
+			return
+		}
+	}
 	c.receiver()
 	s := c.stream
 	switch {
@@ -376,11 +382,11 @@ func (c *Conn) breakOff(err error) {
 	if c.err == nil {
 		c.err = err
 	}
-	c.guard()
 	c.pump()
 	if c.state == fsm.Established {
 		c.step(fsm.RecvGarbage)
 	}
+	c.guard()
 	if c.closing {
 		c.sweep()
 	}

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"libsmcr/abi/cdc"
 	"libsmcr/abi/clc"
 	"libsmcr/abi/llc"
 	"libsmcr/abi/roce"
@@ -99,6 +100,7 @@ type simEnd struct {
 	chunk         int // at most that many at once
 	pause         time.Duration
 	wake          time.Duration
+	ready         bool // with RNICs: it was woken, or goes on by itself
 	stay          bool // neither shuts down nor closes before it is told to
 	sent, got     int
 	shut, sawEnd  bool
@@ -261,15 +263,17 @@ func (s *sim) device(gid roce.GID) (*simHost, *simfab.Device) {
 	return h, h.devs[gid[1]-'0']
 }
 
-const typeCDC = 0xFE
-
 func (s *sim) filter(e simfab.Event) simfab.Verdict {
 	step := simStep{n: s.steps, what: e.Op.String(), qp: e.Src, peer: e.Dst}
 	s.steps++
 	step.from, step.dev = s.device(e.From)
 	step.to, step.at = s.device(e.To)
-	if e.Op == verbs.OpSend && len(e.Msg) > 0 && e.Msg[0] == typeCDC {
+	if e.Op == verbs.OpSend && cdc.Is(e.Msg) {
 		step.what = "cdc"
+		var m cdc.Message
+		if s.trace && m.Decode(e.Msg) == nil {
+			s.tell("%d %s %v", step.n, step.from.name, m)
+		}
 	} else if e.Op == verbs.OpSend {
 		step.llc, step.what = true, "llc"
 		if m, err := llc.Decode(smc.Linux, e.Msg); err == nil {
@@ -363,11 +367,14 @@ func (x *simEnd) called(what string) {
 
 func (x *simEnd) Established(r Rings) {
 	x.called("established")
-	x.rings = &r
+	x.rings, x.ready = &r, true
 	if len(r.LocalHead) != HeadSize || len(r.PeerHead) != HeadSize || len(r.LocalRing) == 0 || len(r.PeerRing) == 0 || r.LocalToken == 0 {
 		x.s.failf("%s%d: rings %+v", x.h.name, x.id, r)
 	}
 }
+
+// Wake: there is something to read, or room.
+func (x *simEnd) Wake() { x.ready = true }
 
 func (x *simEnd) Fallback(code clc.DeclineCode, sent bool) {
 	x.called(fmt.Sprintf("fallback %v sent=%t", code, sent))
@@ -448,9 +455,10 @@ func (x *simEnd) flow(at, n int) []byte { return flow[(x.id*7919+at)%flowSize:][
 
 // work is what the program does with an established connection.
 func (x *simEnd) work() bool {
-	if x.h.dead || x.closed || x.rings == nil || x.err != nil || x.wake > x.s.since() {
+	if x.h.dead || x.closed || x.rings == nil || x.err != nil || x.wake > x.s.since() || !x.ready && !x.s.mapped {
 		return false
 	}
+	x.ready = false
 	n := x.read() + x.write()
 	in, out := headAt(x.rings.LocalHead), headAt(x.rings.PeerHead)
 	flags := in.writerFlags()
@@ -472,7 +480,8 @@ func (x *simEnd) work() bool {
 	case n == 0:
 		return false
 	}
-	kick(x.c, x.s.now())
+	x.ready = true
+	x.c.Kick(x.s.now())
 	if x.pause > 0 {
 		x.wake = x.s.since() + x.pause
 	}
@@ -641,6 +650,7 @@ func (s *sim) more(n int) {
 	for _, x := range s.ends {
 		if x.stay && !x.closed && x.err == nil && !x.fell {
 			x.size += n
+			x.ready = true
 		}
 	}
 }
@@ -663,7 +673,7 @@ func (s *sim) links() int {
 // release lets the connections that stay come to their end.
 func (s *sim) release() {
 	for _, x := range s.ends {
-		x.stay = false
+		x.stay, x.ready = false, true
 	}
 }
 

@@ -8,9 +8,6 @@ import (
 	"libsmcr/verbs/simfab"
 )
 
-// kick tells the engine that the program moved a ring position.
-func kick(c *Conn, now Instant) { c.Kick(now) }
-
 // scenario is an exchange of which each step is to fail once.
 type scenario struct {
 	name    string
@@ -149,6 +146,16 @@ func (c scenario) every(t *testing.T) {
 	}
 }
 
+func (o simOptions) kind() string {
+	switch {
+	case o.mapped:
+		return "mapped"
+	case o.rfc:
+		return "RFC"
+	}
+	return "Linux"
+}
+
 // staying makes n connections that carry some bytes and stay, and waits until they have.
 func (s *sim) staying(n, size int) {
 	for range n {
@@ -163,7 +170,9 @@ func firstContact(s *sim) { s.dial(s.hosts[0], s.hosts[1], [2]int{100 << 10, 70 
 
 // RFC 7609 §3.5.1, Figures 8 to 10.
 func TestEveryStepOfFirstContactFails(t *testing.T) {
-	scenario{name: "mapped", options: simOptions{mapped: true}, act: firstContact}.everyStep(t)
+	for _, o := range []simOptions{{mapped: true}, {}, {rfc: true}} {
+		scenario{name: o.kind(), options: o, act: firstContact}.everyStep(t)
+	}
 }
 
 // RFC 7609 §3.5.5.2.1.

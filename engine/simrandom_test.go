@@ -177,7 +177,7 @@ func randomOptions(seed uint64) simOptions {
 	r := seed * 0x9E3779B97F4A7C15
 	bits := func(n int) int { v := int(r>>60) % n; r *= 0xD1342543DE82EF95; return v }
 	o := simOptions{seed: seed, random: true, hosts: 2 + bits(5)/4}
-	o.mapped = bits(8) == 0 || true
+	o.mapped = bits(8) == 0
 	o.rnics = [2]int{1 + bits(3), 1 + bits(3)}
 	o.elements = [2]int{1 + bits(4), 1 + bits(4)}
 	if !o.mapped && bits(2) == 0 {

@@ -147,7 +147,7 @@ func (f *Fabric) random() uint32 {
 func (f *Fabric) tell(q *qp, w *request, what any) {
 	if f.Trace != nil {
 		from, to := q.d.attr.GID, q.peer.GID
-		f.Trace(fmt.Sprintf("%v %s/%s>%s/%s %s %x: %v", f.now(), name(from), q.num, name(to), q.peer.QPN, w.Op, w.msg[:min(len(w.msg), 44)], what))
+		f.Trace(fmt.Sprintf("%s/%s>%s/%s %s of %d bytes: %v", name(from), q.num, name(to), q.peer.QPN, w.Op, len(w.msg), what))
 	}
 }
 

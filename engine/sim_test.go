@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -147,37 +148,54 @@ func simulate(t *testing.T, o simOptions, fn func(*sim)) *sim {
 	return s
 }
 
-// mustSimulate fails the test with the trace of a run from which all is left out that is not needed to fail.
+// mustSimulate fails the test if something is wrong.
 func mustSimulate(t *testing.T, name string, o simOptions, fn func(*sim)) *sim {
 	t.Helper()
 	s := simulate(t, o, fn)
-	if len(s.failures) == 0 {
-		return s
+	if len(s.failures) > 0 {
+		t.Errorf("%s:\n%s\n%s", name, strings.Join(s.failures, "\n"), shortest(t, o, fn, s.failures))
+	}
+	return s
+}
+
+// shortest is the trace of a run that fails alike and from which all is left out that does not matter.
+func shortest(t *testing.T, o simOptions, fn func(*sim), failures []string) string {
+	alike := func(o simOptions) (*sim, bool) {
+		s := simulate(t, o, fn)
+		return s, len(s.failures) > 0 && kindOf(s.failures[0]) == kindOf(failures[0])
 	}
 	o.skip = map[int]bool{}
-	for pass, last := 0, 0; pass == 0 || len(o.skip) > last && pass < 4; pass++ {
+	for pass, last := 0, -1; len(o.skip) > last && pass < 4; pass++ {
 		last = len(o.skip)
-		x := simulate(t, o, fn)
-		for i := range x.planned {
-			x.struck = append(x.struck, i)
+		s, _ := alike(o)
+		all := s.struck
+		for i := range s.planned {
+			all = append(all, i)
 		}
-		for _, i := range x.struck {
+		for _, i := range all {
 			if o.skip[i] {
 				continue
 			}
 			o.skip[i] = true
-			if x := simulate(t, o, fn); len(x.failures) == 0 {
+			if _, ok := alike(o); !ok {
 				delete(o.skip, i)
 			}
 		}
 	}
 	o.trace = true
-	short := simulate(t, o, fn)
-	if n := len(short.lines); n > 400 {
-		short.lines = append(append(slices.Clone(short.lines[:100]), fmt.Sprintf("... %d lines ...", n-400)), short.lines[n-300:]...)
+	s, ok := alike(o)
+	if n := len(s.lines); n > 400 {
+		s.lines = append(append(slices.Clone(s.lines[:100]), fmt.Sprintf("... %d lines ...", n-400)), s.lines[n-300:]...)
 	}
-	t.Errorf("%s:\n%s\nas short as it gets:\n%s\n%s", name, strings.Join(s.failures, "\n"), strings.Join(short.lines, "\n"), strings.Join(short.failures, "\n"))
-	return s
+	return fmt.Sprintf("as short as it gets, the same failure %t:\n%s\n%s", ok, strings.Join(s.lines, "\n"), strings.Join(s.failures, "\n"))
+}
+
+var digits = regexp.MustCompile("[ABC]?[0-9]+|^[ABC]:")
+
+// kindOf is a failure without its numbers.
+func kindOf(failure string) string {
+	first, _, _ := strings.Cut(failure, "\n")
+	return digits.ReplaceAllString(first, "#")
 }
 
 const (

@@ -160,7 +160,7 @@ func (c *Conn) announceRMB() {
 func (c *Conn) rmbReady() {
 	l := c.link
 	if l == nil || l.state != fsm.LinkActive {
-		l = c.group.pick()
+		l = c.group.pick(c.remote)
 	}
 	if c.link = l; l == nil {
 		c.fail(clc.DeclineLinkFailed)
@@ -234,7 +234,7 @@ func (c *Conn) useGroup(g *LinkGroup) {
 		c.fail(code)
 		return
 	}
-	c.link = g.pick()
+	c.link = g.pick(nil)
 	if c.to(fsm.Subsequent, fsm.AwaitServerRMB) {
 		c.announceRMB()
 	}
@@ -318,6 +318,12 @@ func (c *Conn) onSubsequentConfirm(m clc.Confirm) {
 		c.broken(ErrMismatch)
 		return
 	}
+	if c.link == nil || !r.on(c.link) {
+		if c.link = g.pick(r); c.link == nil {
+			c.broken(ErrLinkLost)
+			return
+		}
+	}
 	c.to(fsm.RecvConfirm, fsm.Established)
 }
 
@@ -346,8 +352,7 @@ func (c *Conn) proceed() {
 	}
 	if c.role == RoleServer {
 		if c.to(fsm.PeerRMBReady, fsm.RequestPosted) {
-			g.lastNum++
-			l.num = g.lastNum
+			l.num = g.nextNum()
 			l.send(l.confirmLink(false), c.linkSent)
 		}
 		return
@@ -370,7 +375,7 @@ func (c *Conn) linkSent(s verbs.Status) {
 	switch s {
 	case verbs.StatusOK:
 		g := c.group
-		if c.to(fsm.LinkSent, fsm.Established) {
+		if c.to(fsm.LinkSent, fsm.AddingLink) {
 			g.activate(g.links[0], g.max)
 		}
 	case verbs.StatusFlushed:
@@ -396,7 +401,7 @@ func (c *Conn) onConfirmLink(l *Link, m *llc.ConfirmLink) {
 			c.fail(clc.DeclineConfirmLink)
 		default:
 			l.num, l.peerUID = m.Link, m.UserID
-			g.dialect, g.max = m.Dialect(), max(1, min(g.max, m.MaxLinks))
+			g.dialect, g.max = min(g.dialect, m.Dialect()), negotiated(g.max, m.MaxLinks)
 			c.proceed()
 		}
 		return
@@ -406,8 +411,8 @@ func (c *Conn) onConfirmLink(l *Link, m *llc.ConfirmLink) {
 		c.broken(ErrMismatch)
 		return
 	}
-	g.dialect, l.peerUID = m.Dialect(), m.UserID
-	if c.to(fsm.RecvLinkReply, fsm.Established) {
+	g.dialect, l.peerUID = min(g.dialect, m.Dialect()), m.UserID
+	if c.to(fsm.RecvLinkReply, fsm.AddingLink) {
 		g.activate(l, m.MaxLinks)
 	}
 }

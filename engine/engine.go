@@ -11,6 +11,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"libsmcr/abi/clc"
+	"libsmcr/abi/llc"
 	"libsmcr/abi/roce"
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
@@ -53,19 +54,18 @@ type Timeouts struct {
 	CLC  time.Duration // for the next CLC message of the peer
 	LLC  time.Duration // for an LLC answer; the client waits twice as long for CONFIRM LINK
 	Idle time.Duration // how long a link group without connections is kept
-	// Close is how long a connection that is closed here waits for the peer, or for the next sign that its last bytes
-	// are taken (RFC 7609 §4.8.1). With mapped memory nobody waits for that.
-	Close time.Duration
+	Test time.Duration // after how much silence a link is tried; not with mapped memory
 }
 
 // DefaultTimeouts are those of Linux.
-var DefaultTimeouts = Timeouts{CLC: 6 * time.Second, LLC: 2 * time.Second, Idle: 10 * time.Minute, Close: time.Minute}
+var DefaultTimeouts = Timeouts{CLC: 6 * time.Second, LLC: 2 * time.Second, Idle: 10 * time.Minute, Test: 30 * time.Second}
 
 // Config is what an engine is made of.
 type Config struct {
 	PeerID   smc.PeerID     // of this engine alone, on this host and on others
 	Devices  []verbs.Device // RNICs of this host, the preferred one first
 	RMBESize int            // bytes of a ring: a power of two, 64 KiB to 512 MiB; 0 = DefaultRMBESize
+	RFC      bool           // speak as RFC 7609 is written, not as Linux does; not with mapped memory
 	Elements int            // elements of an RMB, 1 to 255; 0 = DefaultElements
 	// Reserve asks for n more bytes of ring memory, or gives -n back, which is not refused. It is called for each
 	// element as it is given out and freed: an RMB is address space only, its pages appear as rings are used. nil
@@ -99,6 +99,8 @@ var (
 	// another connection, so it believes that this one is over (RFC 7609 §4.4.2). Nothing may be written any more;
 	// what is in the local ring may be read until Close, which has to follow as ever.
 	ErrReused = errors.New("engine: the peer reuses the RMB element")
+	// ErrLinkLost ends an established connection whose link group has no link left.
+	ErrLinkLost = errors.New("engine: no link to the peer is left")
 )
 
 // Engine is one SMC-R peer. See the package comment for how it is driven.
@@ -152,6 +154,9 @@ func New(cfg Config) (*Engine, error) {
 	}
 	if cfg.Timeouts.Idle == 0 {
 		cfg.Timeouts.Idle = DefaultTimeouts.Idle
+	}
+	if cfg.Timeouts.Test == 0 {
+		cfg.Timeouts.Test = DefaultTimeouts.Test
 	}
 	if cfg.Reserve == nil {
 		cfg.Reserve = func(int64) bool { return true }
@@ -255,7 +260,7 @@ func (e *Engine) Shutdown(now Instant) {
 		}
 	}
 	for _, g := range e.sortedGroups() {
-		g.delete()
+		g.delete(llc.DeleteLink{Orderly: true, Reason: llc.ReasonProgram})
 	}
 }
 

@@ -28,10 +28,11 @@ type groupState uint8
 const (
 	groupForming groupState = iota // its first contact is under way
 	groupActive
-	groupDown // no link left; lives on while connections hold its memory
+	groupEnding // DELETE LINK for all links is on its way
+	groupDown   // no link left; lives on while connections hold its memory
 )
 
-func (s groupState) String() string { return [...]string{"FORMING", "ACTIVE", "DOWN"}[s] }
+func (s groupState) String() string { return [...]string{"FORMING", "ACTIVE", "ENDING", "DOWN"}[s] }
 
 // LinkGroup is all that two peers share in one pair of roles: links, RMBs and connections (RFC 7609 §2.2).
 type LinkGroup struct {
@@ -49,12 +50,17 @@ type LinkGroup struct {
 	first *Conn   // whose first contact forms the group
 	queue []*Conn // server: Proposals that wait for it
 
-	rmbs       []*RMB
-	remotes    map[*remoteRMB]struct{}  // RMBs of the peer
-	byToken    map[smc.AlertToken]*Conn // alert tokens of this side, which CDC messages name
-	conns      map[ConnID]*Conn
-	confirming []*RMB // to be announced by CONFIRM RKEY, the first one is under way
-	exchange   timer  // the answer to CONFIRM RKEY
+	rmbs    []*RMB
+	remotes map[*remoteRMB]struct{}  // RMBs of the peer
+	byToken map[smc.AlertToken]*Conn // alert tokens of this side, which CDC messages name
+	conns   map[ConnID]*Conn
+
+	x            exchange // that is under way
+	todo         agenda
+	settling     bool     // client, first contact: what ends it has been posted, not sent
+	partial      *partial // CONFIRM RKEY of the peer that is not complete
+	partialTimer timer
+	shrinker     timer
 
 	sweeper timer
 	pause   time.Duration // until the next sweep
@@ -64,13 +70,24 @@ type LinkGroup struct {
 // linkLimit is what CONFIRM LINK tells (RFC 7609 §2.2.2): 2 to 8, but 1 over a device that knows one path to each peer.
 func (p *port) linkLimit() uint8 { return uint8(max(1, min(p.attr.MaxLinks, smc.MaxLinks))) }
 
+// dialect is what this side speaks; a peer that speaks otherwise is spoken to as RFC 7609 is written.
+func (e *Engine) dialect() smc.Dialect {
+	if e.cfg.RFC {
+		return smc.RFC
+	}
+	return smc.Linux
+}
+
 func (e *Engine) newGroup(k peerKey, p *port, gid roce.GID, first *Conn) *LinkGroup {
 	e.lastGroup++
 	g := &LinkGroup{
-		e: e, id: e.lastGroup, key: k, port: p, gid: gid, first: first, max: p.linkLimit(), dialect: smc.Linux,
+		e: e, id: e.lastGroup, key: k, port: p, gid: gid, first: first, max: p.linkLimit(), dialect: e.dialect(),
+		x:       exchange{state: fsm.Quiet},
 		remotes: map[*remoteRMB]struct{}{}, conns: map[ConnID]*Conn{}, byToken: map[smc.AlertToken]*Conn{},
 	}
-	g.sweeper.fire, g.idle.fire, g.exchange.fire = g.sweep, g.delete, g.exchangeTimeout
+	g.sweeper.fire, g.shrinker.fire, g.x.timer.fire, g.partialTimer.fire = g.sweep, g.shrink, g.timeout, g.partialTimeout
+	g.todo.pause.fire, g.todo.retry.fire = g.unhold, g.tryAgain
+	g.idle.fire = func() { g.delete(llc.DeleteLink{Orderly: true, Reason: llc.ReasonProgram}) }
 	e.groups[g.id] = g
 	e.byPeer[k] = append(e.byPeer[k], g)
 	e.count.Groups++
@@ -95,24 +112,42 @@ func (g *LinkGroup) active() *Link {
 }
 
 // pick returns the active link with the fewest connections, for the next one (RFC 7609 §2.3: load is spread).
-func (g *LinkGroup) pick() *Link {
-	load := map[*Link]int{}
-	for _, c := range g.conns {
-		load[c.link]++
-	}
+func (g *LinkGroup) pick(r *remoteRMB) *Link {
+	load := g.load()
 	var best *Link
 	for _, l := range g.links {
-		if l.state == fsm.LinkActive && (best == nil || load[l] < load[best]) {
+		if l.state == fsm.LinkActive && (best == nil || load[l] < load[best]) && (r == nil || r.on(l)) {
 			best = l
 		}
 	}
 	return best
 }
 
-// linkTo returns the active link whose other end that is.
+// load counts the connections of each link.
+func (g *LinkGroup) load() map[*Link]int {
+	load := map[*Link]int{}
+	for _, c := range g.conns {
+		load[c.link]++
+	}
+	return load
+}
+
+// balance moves connections to a link that has come up, until it has its share (§2.3).
+func (g *LinkGroup) balance(to *Link) {
+	load := g.load()
+	for _, c := range sorted(g.conns) {
+		if c.link != nil && load[c.link] > load[to]+1 && c.state == fsm.Established && c.remote != nil && c.remote.on(to) {
+			load[c.link]--
+			load[to]++
+			c.move(to)
+		}
+	}
+}
+
+// linkTo returns the link whose other end that is; it may be one that is being deleted, which the peer did not know yet.
 func (g *LinkGroup) linkTo(p clc.Endpoint) *Link {
 	for _, l := range g.links {
-		if l.state == fsm.LinkActive && l.peer.QPN == p.QPN && l.peer.GID == p.GID && l.peer.MAC == p.MAC {
+		if (l.state == fsm.LinkActive || l.state == fsm.LinkDeleting) && l.peer.QPN == p.QPN && l.peer.GID == p.GID && l.peer.MAC == p.MAC {
 			return l
 		}
 	}
@@ -132,18 +167,28 @@ func (g *LinkGroup) reaches(p clc.Endpoint) bool {
 // activate: the first link is confirmed.
 func (g *LinkGroup) activate(l *Link, peerMax uint8) {
 	l.step(fsm.LinkConfirmed)
-	g.first, g.state = nil, groupActive
-	g.max = max(1, min(g.max, peerMax))
+	g.max = negotiated(g.max, peerMax)
 	for _, r := range g.rmbs {
 		r.confirmed = true
 	}
 	g.e.log.Info().Uint32("lgr", uint32(g.id)).Stringer("role", g.key.role).Stringer("peer", g.key.id).Msg("link group up")
-	queue := g.queue
-	g.queue = nil
-	for _, c := range queue {
-		c.queue = nil
-		c.choose()
+	l.watch()
+	if g.max > 1 {
+		if g.key.role == RoleServer {
+			g.todo.addLink = true
+		} else {
+			g.check(g.step(fsm.FirstLinkUp))
+		}
 	}
+	g.next()
+}
+
+// negotiated is the number of links: a client that says nothing accepts the server's (RFC 7609 §2.2.2).
+func negotiated(local, peer uint8) uint8 {
+	if peer == 0 {
+		return local
+	}
+	return min(local, peer)
 }
 
 // down ends all links. Connections that are established keep their rings; what was being negotiated is told.
@@ -153,21 +198,16 @@ func (g *LinkGroup) down(why fsm.LinkEvent) {
 	}
 	g.state = groupDown
 	g.e.log.Info().Uint32("lgr", uint32(g.id)).Stringer("ev", why).Msg("link group down")
-	if rest := slices.DeleteFunc(g.e.byPeer[g.key], func(x *LinkGroup) bool { return x == g }); len(rest) > 0 {
-		g.e.byPeer[g.key] = rest
-	} else {
-		delete(g.e.byPeer, g.key)
-	}
+	g.leavePeer()
 	g.e.timers.stop(&g.sweeper)
 	g.e.timers.stop(&g.idle)
-	g.e.timers.stop(&g.exchange)
+	g.stopped()
 	for _, l := range g.links {
 		l.step(why)
-		delete(l.port.links, l.qp.QPN())
-		g.check(l.qp.Close())
+		l.closeQP()
 	}
 	queue := g.queue
-	g.queue, g.confirming = nil, nil
+	g.queue = nil
 	for _, c := range sorted(g.conns) {
 		if c.closing {
 			c.sweep()
@@ -181,6 +221,15 @@ func (g *LinkGroup) down(why fsm.LinkEvent) {
 		c.choose()
 	}
 	g.quiet()
+}
+
+// leavePeer: no further connections.
+func (g *LinkGroup) leavePeer() {
+	if rest := slices.DeleteFunc(g.e.byPeer[g.key], func(x *LinkGroup) bool { return x == g }); len(rest) > 0 {
+		g.e.byPeer[g.key] = rest
+	} else {
+		delete(g.e.byPeer, g.key)
+	}
 }
 
 // quiet is called when a connection has left.
@@ -210,11 +259,11 @@ func (g *LinkGroup) free() {
 	for r := range g.remotes {
 		r.close()
 	}
+	for _, l := range g.links {
+		l.forget()
+	}
 	for _, r := range g.rmbs {
 		r.close()
-	}
-	for _, l := range g.links {
-		g.check(l.pd.Close())
 	}
 }
 
@@ -226,7 +275,7 @@ const (
 // sweepSoon begins to look after elements that the peer has not left yet, and after the peer itself: nothing else
 // tells that an idle peer's process has ended.
 func (g *LinkGroup) sweepSoon() {
-	if g.state != groupActive {
+	if g.state != groupActive || !g.port.mapped() {
 		return
 	}
 	g.pause = firstSweep
@@ -253,14 +302,6 @@ func (g *LinkGroup) sweep() {
 	}
 	g.pause = min(2*g.pause, lastSweep)
 	g.e.after(&g.sweeper, g.pause)
-}
-
-// delete ends the group in order: RFC 7609 §3.5.4.
-func (g *LinkGroup) delete() {
-	if l := g.active(); l != nil {
-		l.send(&llc.DeleteLink{All: true, Orderly: true, Reason: llc.ReasonProgram}, nil)
-	}
-	g.down(fsm.LinkDelete)
 }
 
 func sorted(m map[ConnID]*Conn) []*Conn {

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"slices"
+
 	"libsmcr/abi/roce"
 	"libsmcr/verbs"
 )
@@ -48,6 +50,8 @@ func (e *Engine) reap() {
 				// Completions of a queue pair that is closed by now have nobody to go to.
 				if l := p.links[c.QPN]; l != nil {
 					l.complete(c)
+				} else if c.Op == verbs.OpPort {
+					e.changed(p)
 				}
 			}
 			again = again || n > 0
@@ -66,6 +70,22 @@ func (e *Engine) preferred() *port {
 		}
 	}
 	return e.ports[0]
+}
+
+// changed: the port went up or down.
+func (e *Engine) changed(p *port) {
+	up := p.up()
+	for _, g := range e.sortedGroups() {
+		if up {
+			g.portUp(p)
+			continue
+		}
+		for _, l := range slices.Clone(g.links) {
+			if l.port == p {
+				l.fail()
+			}
+		}
+	}
 }
 
 // portTo returns the preferred device that reaches a GID, nil if none does.

@@ -6,6 +6,7 @@ import (
 
 	"libsmcr/abi/clc"
 	"libsmcr/abi/smc"
+	"libsmcr/engine/fsm"
 	"libsmcr/verbs"
 )
 
@@ -25,6 +26,8 @@ type RMB struct {
 	heads     int // bytes of mem before the first element
 	used      []bool
 	inUse     int
+	retiring  bool    // DELETE RKEY has been sent, or will be
+	idleSince Instant // unused
 	confirmed bool    // the peer knows the RToken: by CLC on first contact, else by CONFIRM RKEY
 	waiters   []*Conn // have an element and wait for confirmed
 }
@@ -53,6 +56,9 @@ func (g *LinkGroup) newRMB() (*RMB, error) {
 		}
 	}
 	for _, l := range g.links {
+		if l.state == fsm.LinkDeleting {
+			continue
+		}
 		if err := r.register(l); err != nil {
 			r.close()
 			return nil, err
@@ -64,29 +70,12 @@ func (g *LinkGroup) newRMB() (*RMB, error) {
 	return r, nil
 }
 
-// register makes the RMB reachable over a link, and its send buffers usable there.
 func (r *RMB) register(l *Link) error {
 	mr, err := l.pd.Register(r.mem)
-	if err != nil {
-		return err
-	}
-	if r.mrs[l] = mr; r.out == nil {
-		return nil
-	}
-	if mr, err = l.pd.Register(r.out); err == nil {
-		r.outs[l] = mr
+	if err == nil {
+		r.mrs[l] = mr
 	}
 	return err
-}
-
-// unregister ends what register began, before the link's PD is closed.
-func (r *RMB) unregister(l *Link) {
-	for _, m := range []map[*Link]verbs.MR{r.mrs, r.outs} {
-		if mr := m[l]; mr != nil {
-			r.g.check(mr.Close())
-			delete(m, l)
-		}
-	}
 }
 
 // token is what the peer needs to reach the RMB over a link: the address is that of the first element.
@@ -123,16 +112,10 @@ func (r *RMB) free(i smc.RMBEIndex) {
 		headAt(r.head.Bytes()[(len(r.used)+int(i-1))*HeadSize:]).begin(0)
 	}
 	r.used[i-1] = false
-	r.inUse--
-	r.g.e.cfg.Reserve(-r.g.cost())
-}
-
-// cost is the ring memory of one connection.
-func (g *LinkGroup) cost() int64 {
-	if g.port.mapped() {
-		return int64(g.e.cfg.RMBESize)
+	if r.inUse--; r.inUse == 0 {
+		r.g.idleRMB(r)
 	}
-	return 2 * int64(g.e.cfg.RMBESize)
+	r.g.e.cfg.Reserve(-int64(r.size))
 }
 
 // element is the local RMBE of a connection.
@@ -159,7 +142,7 @@ func (m element) offset() int { return int(m.index-1) * m.rmb.size }
 // hasRoom reports whether one more connection fits into the link group.
 func (g *LinkGroup) hasRoom() bool {
 	for _, r := range g.rmbs {
-		if r.inUse < len(r.used) {
+		if r.inUse < len(r.used) && !r.retiring {
 			return true
 		}
 	}
@@ -174,7 +157,7 @@ func (g *LinkGroup) take(c *Conn) clc.DeclineCode {
 	var free *RMB
 	for _, r := range g.rmbs {
 		// One that the peer knows already is the faster choice.
-		if r.inUse < len(r.used) && (free == nil || !free.confirmed && r.confirmed) {
+		if r.inUse < len(r.used) && !r.retiring && (free == nil || !free.confirmed && r.confirmed) {
 			free = r
 		}
 	}
@@ -217,6 +200,12 @@ type remoteRMB struct {
 	size   smc.BufSize
 	use    map[smc.RMBEIndex]*Conn // elements that connections here write into
 	gone   bool                    // the peer has deleted it: DELETE RKEY
+}
+
+// on reports whether the RMB can be reached over a link.
+func (r *remoteRMB) on(l *Link) bool {
+	_, ok := r.tokens[l]
+	return ok
 }
 
 // remote returns the peer's RMB that has this RToken on the link, nil if the peer did not tell of it.

@@ -33,7 +33,7 @@ type GroupInfo struct {
 	ID       GroupID
 	Role     Role
 	State    string
-	Type     string // SINGLE, as smcr says it: one link
+	Type     string // as smcr says it
 	PeerID   smc.PeerID
 	PeerGID  roce.GID
 	Conns    int // connections that hold an element
@@ -61,6 +61,20 @@ type LinkInfo struct {
 	GID, PeerGID    roce.GID
 }
 
+// kind is the redundancy of a link group in the words of smcr.
+func (g *LinkGroup) kind() string {
+	symmetric, asymmetric := g.paths()
+	switch {
+	case len(symmetric) >= 2:
+		return "SYM"
+	case len(asymmetric) == 0:
+		return "SINGLE"
+	case asymmetric[0].port == symmetric[0].port:
+		return "ASYM_LOCAL"
+	}
+	return "ASYM_PEER"
+}
+
 // Snapshot copies what there is to see.
 func (e *Engine) Snapshot() Snapshot {
 	a := e.ports[0].attr
@@ -68,7 +82,7 @@ func (e *Engine) Snapshot() Snapshot {
 	s.Counters.Declined, s.Counters.PeerDeclined = maps.Clone(e.count.Declined), maps.Clone(e.count.PeerDeclined)
 	for _, g := range e.sortedGroups() {
 		i := GroupInfo{
-			ID: g.id, Role: g.key.role, State: g.state.String(), Type: "SINGLE", PeerID: g.key.id, PeerGID: g.gid,
+			ID: g.id, Role: g.key.role, State: g.state.String(), Type: g.kind(), PeerID: g.key.id, PeerGID: g.gid,
 			Conns: len(g.conns), PeerRMBs: len(g.remotes), MaxLinks: g.max,
 		}
 		for _, l := range g.links {

@@ -132,6 +132,9 @@ func (l *Link) carried(done verbs.Completion) {
 	*p = posting{}
 	if done.Status != verbs.StatusOK {
 		l.fail()
+		if c != nil && c.link == l && c.next != nil {
+			c.move(c.next, true) // it was to leave in order
+		}
 		return
 	}
 	if c != nil && c.link == l {
@@ -250,12 +253,18 @@ func (c *Conn) onCDC(l *Link, m cdc.Message) {
 		}
 	}
 	c.receiver()
-	s := c.stream
 	switch {
 	case m.Flags.Has(cdc.FailoverValidation):
 		c.validate(m)
-		return
-	case c.conn == fsm.PeerAbortWait:
+	case !c.hold(m):
+		c.take(m)
+	}
+}
+
+// take processes a message in its turn.
+func (c *Conn) take(m cdc.Message) {
+	s := c.stream
+	if c.conn == fsm.PeerAbortWait {
 		// Figure 23, 1A: whatever else the peer says is over.
 		m.Prod, m.Cons, m.Flags, m.Conn = s.in.At(s.prod), s.out.At(s.peerCons), 0, m.Conn&(cdc.Aborted|cdc.Closed)
 	}

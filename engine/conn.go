@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"libsmcr/abi/cdc"
 	"libsmcr/abi/clc"
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
@@ -64,6 +65,7 @@ type Conn struct {
 	woken    bool    // the owner is to be told that the rings have changed
 	doubt    timer   // see validate
 	doubted  smc.Seq
+	held     []cdc.Message
 }
 
 func (e *Engine) newConn(h Handler, r Role) *Conn {

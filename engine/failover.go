@@ -31,12 +31,16 @@ func (c *Conn) switchLink() {
 	c.stir()
 }
 
-// failover moves the connections of a link that has failed to those that work.
+// failover moves the connections of a link that has failed to those that work. Some may be on their way already.
 func (g *LinkGroup) failover(from *Link) {
 	for _, c := range sorted(g.conns) {
 		switch {
 		case c.link == from:
-			if to := g.lightest(c); to != nil {
+			to := c.next
+			if to == nil {
+				to = g.lightest(c)
+			}
+			if to != nil {
 				c.move(to, true)
 			} else {
 				c.lost()
@@ -93,7 +97,7 @@ func (g *LinkGroup) lightest(c *Conn) (best *Link) {
 }
 
 // validate takes a validation message. A gap is not proved before every message was seen that had arrived earlier: the
-// old link's may wait in the completion queue of another device.
+// old link's may wait in the completion queue of another device. Until then the new link's are held.
 func (c *Conn) validate(m cdc.Message) {
 	if c.stream.missing(m) {
 		c.doubted = m.Seq
@@ -101,11 +105,34 @@ func (c *Conn) validate(m cdc.Message) {
 	}
 }
 
+// hold keeps a message that is newer than what is in doubt.
+func (c *Conn) hold(m cdc.Message) bool {
+	if c.doubt.pos == 0 || !c.doubted.Before(m.Seq) {
+		return false
+	}
+	if len(c.held) == sendWRs {
+		c.abort(ErrDataLost) // nobody sends so much at once
+	} else {
+		c.held = append(c.held, m)
+	}
+	return true
+}
+
 // decide follows a validation message that told of more than had been received.
 func (c *Conn) decide() {
 	c.e.poll()
 	c.e.reap()
-	if s := c.stream; s != nil && s.recvSeq.Before(c.doubted) {
+	held := c.held
+	c.held = nil
+	if c.stream == nil {
+		return
+	}
+	if c.stream.recvSeq.Before(c.doubted) {
 		c.abort(ErrDataLost)
+	}
+	for _, m := range held {
+		if c.stream != nil {
+			c.take(m)
+		}
 	}
 }

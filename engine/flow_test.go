@@ -1,9 +1,17 @@
 package engine
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"testing"
+	"time"
 
+	"libsmcr/abi/cdc"
+	"libsmcr/abi/clc"
 	"libsmcr/abi/smc"
+	"libsmcr/engine/fsm"
+	"libsmcr/verbs/simfab"
 )
 
 // The data path over RNICs that map nothing, from end to end: bytes, windows, both dialects, and the end.
@@ -27,6 +35,472 @@ func TestStreamsOverOneLink(t *testing.T) {
 					s.failf("took until %v: somebody waited for a timer", n)
 				}
 			})
+		})
+	}
+}
+
+// secondLink adds a link by hand to the only link group of the first two hosts.
+func (s *sim) secondLink() (links [2]*Link) {
+	g := [2]*LinkGroup{s.hosts[0].e.sortedGroups()[0], s.hosts[1].e.sortedGroups()[0]}
+	check := func(err error) {
+		if err != nil {
+			panic(simPanic(err.Error()))
+		}
+	}
+	old := [2]*Link{g[0].active(), g[1].active()}
+	for i := range links {
+		l, err := g[i].newLink(g[i].port)
+		check(err)
+		for _, r := range g[i].rmbs {
+			check(r.register(l))
+		}
+		links[i] = l
+	}
+	for i, l := range links {
+		p := links[1-i]
+		check(l.connect(clc.Endpoint{GID: p.attr.GID, MAC: p.attr.MAC, QPN: p.qp.QPN(), PSN: p.psn, MTU: p.attr.MTU}))
+		check(l.qp.ReadyToSend(l.psn))
+		l.num = old[i].num + 1
+		l.step(fsm.LinkConfirmed)
+		for _, r := range g[1-i].rmbs {
+			check(old[i].remote(r.token(old[1-i])).name(l, r.token(p)))
+		}
+	}
+	return links
+}
+
+// breakLink is the failure of a link as one side sees it.
+func breakLink(l *Link) {
+	l.step(fsm.LinkFailed)
+	l.qp.Fail()
+	l.g.failover(l)
+}
+
+// discard forgets a link that is down.
+func discard(l *Link) {
+	g := l.g
+	delete(l.links, l.qp.QPN())
+	for _, r := range g.rmbs {
+		r.unregister(l)
+	}
+	for r := range g.remotes {
+		delete(r.tokens, l)
+	}
+	g.check(l.qp.Close())
+	g.check(l.pd.Close())
+	g.links = slices.DeleteFunc(g.links, func(x *Link) bool { return x == l })
+}
+
+// RFC 7609 §4.6: whenever a link fails, and whichever side is the first to see it, not a byte is lost or comes twice.
+func TestEveryStepFailsOver(t *testing.T) {
+	for _, o := range []simOptions{{}, {rfc: true}} {
+		for _, gap := range []time.Duration{0, 5 * time.Microsecond, 15 * time.Microsecond, 300 * time.Microsecond, -15 * time.Microsecond} {
+			for n := 0; ; n++ {
+				fired := false
+				mustSimulate(t, fmt.Sprintf("step %d, %v between both sides, rfc %t", n, gap, o.rfc), o, func(s *sim) {
+					s.staying(2, 100)
+					old := [2]*Link{s.hosts[0].e.sortedGroups()[0].links[0], s.hosts[1].e.sortedGroups()[0].links[0]}
+					s.secondLink()
+					first := s.steps + n
+					s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+						if st.n == first && !fired {
+							fired = true
+							one, two := old[0], old[1]
+							if gap < 0 {
+								one, two = two, one
+							}
+							s.later = append(s.later, func() { breakLink(one) })
+							s.after(max(gap, -gap), func() { breakLink(two) })
+						}
+						return simfab.Deliver, 0
+					}
+					s.more(150_000)
+					s.run(time.Second, s.allOver)
+					s.release()
+					s.run(time.Second, s.allOver)
+					s.judge = nil
+					s.run(time.Second, nil)
+					for _, l := range old {
+						if l.state == fsm.LinkDown {
+							discard(l)
+						}
+					}
+					for _, x := range s.ends {
+						if x.err != nil || x.got != x.peer.size || !x.closed {
+							s.failf("%s%d: %v, got %d of %d, closed %t", x.h.name, x.id, x.err, x.got, x.peer.size, x.closed)
+						}
+					}
+				})
+				if t.Failed() || !fired {
+					t.Logf("%d steps", n)
+					break
+				}
+			}
+		}
+	}
+}
+
+// pair makes one connection that carries some bytes and stays.
+func (s *sim) pair() (a, b *simEnd) {
+	s.staying(1, 100)
+	return s.ends[len(s.ends)-2], s.ends[len(s.ends)-1]
+}
+
+func (s *sim) wantErr(x *simEnd, want error) {
+	if !errors.Is(x.err, want) {
+		s.failf("%s%d: %v, want %v", x.h.name, x.id, x.err, want)
+	}
+}
+
+// free checks that nobody holds an element any more.
+func (s *sim) free() {
+	for _, h := range s.hosts {
+		if n := len(h.e.conns); n > 0 {
+			s.failf("%s: %d connections are left", h.name, n)
+		}
+	}
+}
+
+// RFC 7609 §4.6.1: an RNIC that answered and then lost what it had answered. The receiver resets the connection.
+func TestLossIsDetectedInFailover(t *testing.T) {
+	mustSimulate(t, "loss", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		old := [2]*Link{a.c.link, b.c.link}
+		s.secondLink()
+		s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+			if st.from == a.h && st.qp == old[0].qp.QPN() {
+				return simfab.Drop, 0
+			}
+			return simfab.Deliver, 0
+		}
+		a.size += 1000
+		s.run(time.Millisecond, nil)
+		breakLink(old[0])
+		breakLink(old[1])
+		s.run(time.Millisecond, nil)
+		s.wantErr(b, ErrDataLost)
+		s.wantErr(a, ErrAborted)
+		discard(old[0])
+		discard(old[1])
+	})
+}
+
+// A validation message that overtakes, by way of another device, what the old link brought proves nothing.
+func TestValidationWaitsForWhatHasArrived(t *testing.T) {
+	mustSimulate(t, "overtaken", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		a.size += 1000
+		a.work() // the write and its message are under way
+		time.Sleep(lan)
+		func() {
+			defer b.h.e.enter(s.now())()
+			b.c.onCDC(b.c.link, cdc.Message{Seq: a.c.stream.seq, Flags: cdc.FailoverValidation})
+		}()
+		s.run(time.Second, nil)
+		if b.err != nil || b.got != a.size {
+			s.failf("%v, %d of %d bytes", b.err, b.got, a.size)
+		}
+	})
+}
+
+// The load is spread over the links when one is added, while bytes flow.
+func TestRebalance(t *testing.T) {
+	for n := range 60 {
+		mustSimulate(t, fmt.Sprint("step ", n), simOptions{elements: [2]int{8, 8}}, func(s *sim) {
+			s.staying(4, 100)
+			s.secondLink()
+			first := s.steps + n
+			s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+				if st.n == first {
+					s.later = append(s.later, func() {
+						for _, h := range s.hosts {
+							h.e.sortedGroups()[0].rebalance()
+						}
+					})
+				}
+				return simfab.Deliver, 0
+			}
+			s.more(100_000)
+			if !s.run(time.Second, s.allOver) {
+				s.failf("it takes too long")
+			}
+			s.run(time.Millisecond, nil)
+			for _, h := range s.hosts {
+				g := h.e.sortedGroups()[0]
+				for l, n := range g.load() {
+					if n != 2 || l.queue.busy != 0 {
+						s.failf("%s: %d connections on link %d, %d work requests", h.name, n, l.num, l.queue.busy)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Many connections share a send queue that is shorter than what they have to say.
+func TestSendQueueIsShared(t *testing.T) {
+	mustSimulate(t, "shared", simOptions{elements: [2]int{60, 60}}, func(s *sim) {
+		s.staying(60, 100)
+		most := 0
+		s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+			for _, h := range s.hosts {
+				for _, l := range h.e.sortedGroups()[0].links {
+					most = max(most, l.queue.busy)
+				}
+			}
+			return simfab.Deliver, 0
+		}
+		s.more(200_000)
+		if !s.run(time.Second, s.allOver) || most > sendWRs-reserve || most < sendWRs-reserve-batch {
+			s.failf("%d work requests at most", most)
+		}
+	})
+}
+
+// RFC 7609 §4.8.1, 3A: bytes that the program has not read when it closes make it a reset.
+func TestClosedWithUnreadBytes(t *testing.T) {
+	mustSimulate(t, "unread", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		a.chunk = 0 // reads no more
+		b.size += 10
+		s.run(time.Millisecond, nil)
+		a.close()
+		s.run(time.Millisecond, nil)
+		s.wantErr(b, ErrAborted)
+		b.close()
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// What arrives when the program has closed, and its own last bytes are still on their way, resets the connection too.
+func TestBytesAfterClose(t *testing.T) {
+	mustSimulate(t, "late", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.chunk = 0
+		a.size += 200_000 // more than fits
+		s.run(time.Millisecond, nil)
+		a.close()
+		if a.c.stream.conn != 0 {
+			s.failf("told %s before all is written", a.c.stream.conn)
+		}
+		b.size, b.chunk = b.size+10, 10
+		s.run(time.Millisecond, nil)
+		s.wantErr(b, ErrAborted)
+		b.close()
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// RFC 7609 §4.8.1, 4A: the peer has closed, and takes nothing any more.
+func TestBytesForAPeerThatHasClosed(t *testing.T) {
+	mustSimulate(t, "undone", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.wake = s.since() + time.Hour
+		a.close()
+		s.run(time.Millisecond, nil)
+		if f := headAt(b.rings.PeerHead); !f.readerClosed() {
+			s.failf("the program cannot see that nobody reads")
+		}
+		b.size++
+		b.write()
+		b.c.Kick(s.now())
+		s.run(time.Millisecond, nil)
+		s.wantErr(b, ErrUndone)
+		b.close()
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// Figure 22, 3A: a pending close. All that was written is delivered first.
+func TestCloseDeliversWhatWasWritten(t *testing.T) {
+	mustSimulate(t, "pending", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.chunk = 0
+		a.size += 100_000
+		s.run(time.Millisecond, nil)
+		a.close()
+		s.run(time.Millisecond, nil)
+		b.chunk, b.stay = 1000, false
+		s.run(time.Second, s.allOver)
+		if b.err != nil || b.got != a.sent {
+			s.failf("%v, %d bytes of %d", b.err, b.got, a.sent)
+		}
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// Figure 23, 1: both sides abort at once; and one of them alone.
+func TestAbort(t *testing.T) {
+	for _, both := range []bool{false, true} {
+		mustSimulate(t, fmt.Sprint("both ", both), simOptions{}, func(s *sim) {
+			a, b := s.pair()
+			reset := errors.New("reset")
+			a.size, b.size = a.size+50_000, b.size+50_000
+			s.run(lan/2, nil)
+			a.c.Abort(reset, s.now())
+			if both {
+				b.c.Abort(reset, s.now())
+			}
+			if a.c.conn != fsm.PeerAbortWait {
+				s.failf("in %s", a.c.conn)
+			}
+			s.run(time.Millisecond, nil)
+			s.wantErr(a, reset)
+			s.wantErr(b, map[bool]error{false: ErrAborted, true: reset}[both])
+			a.close()
+			b.close()
+			s.run(time.Millisecond, nil)
+			s.free()
+		})
+	}
+}
+
+// RFC 7609 §4.8.1 and §4.8.2: nobody is stranded when the peer never closes, or never answers.
+func TestNobodyIsStranded(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		act  func(s *sim, a *simEnd)
+		wait int // timers
+	}{
+		{"closed", func(s *sim, a *simEnd) { a.close() }, 1},
+		{"aborted", func(s *sim, a *simEnd) { a.c.Abort(ErrEOF, s.now()); a.close() }, 1},
+		{"closed, and the bytes are not taken", func(s *sim, a *simEnd) {
+			a.peer.chunk = 0
+			a.size += 200_000
+			s.run(time.Millisecond, nil)
+			a.close()
+		}, 2},
+	} {
+		mustSimulate(t, c.name, simOptions{}, func(s *sim) {
+			a, b := s.pair()
+			s.run(time.Millisecond, nil)
+			deaf := c.wait > 0
+			s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+				if deaf && st.from == b.h && st.what == "cdc" {
+					return simfab.Drop, 0
+				}
+				return simfab.Deliver, 0
+			}
+			c.act(s, a)
+			limit := time.Duration(c.wait) * DefaultTimeouts.Close
+			s.run(limit-time.Second, nil)
+			if len(a.h.e.conns) == 0 {
+				s.failf("given up too early")
+			}
+			s.run(2*time.Second, nil)
+			if n := len(a.h.e.conns); n != 0 {
+				s.failf("still there after %v, in %s", limit, a.c.conn)
+			}
+		})
+	}
+}
+
+// RFC 7609 §4.4.2: an element whose peer never closed is given out again; the peer then ends the old connection, and
+// writes nothing.
+func TestElementOfAStrandedConnectionIsReused(t *testing.T) {
+	mustSimulate(t, "reuse", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		index := a.rings.Index
+		b.wake = s.since() + time.Hour // its program does not see the end
+		a.close()
+		s.run(DefaultTimeouts.Close+time.Second, nil)
+		told := 0
+		s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+			if st.from == b.h && st.what == "cdc" {
+				told++
+			}
+			return simfab.Deliver, 0
+		}
+		c, d := s.dial(a.h, b.h, [2]int{0, 0})
+		c.stay, d.stay = true, true
+		s.run(time.Second, nil)
+		if c.rings == nil || c.rings.Index != index || d.err != nil {
+			s.failf("%+v, %v", c.rings, d.err)
+		}
+		s.wantErr(b, ErrReused)
+		if told != 0 {
+			s.failf("%d messages", told)
+		}
+		c.size, d.size = 1000, 1000
+		s.run(time.Second, nil)
+		if c.got != 1000 || d.got != 1000 {
+			s.failf("%d and %d bytes", c.got, d.got)
+		}
+	})
+}
+
+// A connection that was handed on to a forked child lives until that has marked it closed.
+func TestConnectionOfAChild(t *testing.T) {
+	mustSimulate(t, "child", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		a.c.Leave(s.now())
+		s.more(5000)
+		s.run(time.Millisecond, nil)
+		if b.got != a.size || a.got != b.size {
+			s.failf("%d and %d bytes", a.got, b.got)
+		}
+		MarkClosed(a.rings.LocalHead, a.rings.PeerHead)
+		a.c.Kick(s.now())
+		a.closed = true
+		b.stay = false
+		s.run(time.Millisecond, nil)
+		if b.err != nil || !b.closed {
+			s.failf("%v", b.err)
+		}
+		s.free()
+	})
+}
+
+// RFC 7609 §4.7.5, from program to program.
+func TestUrgentData(t *testing.T) {
+	mustSimulate(t, "urgent", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.chunk = 0
+		out, in := headAt(a.rings.PeerHead), headAt(b.rings.LocalHead)
+		out.setUrg(103)
+		out.flagWriter(Urgent)
+		a.size += 3
+		s.run(time.Millisecond, nil)
+		a.size += 1000
+		s.run(time.Millisecond, nil)
+		if in.writerFlags()&Urgent == 0 || in.urg() != 103 || in.prod() != 103 {
+			s.failf("flags %d, mark at %d, %d bytes", in.writerFlags(), in.urg(), in.prod())
+		}
+		b.chunk = 1 << 20
+		s.run(time.Millisecond, nil)
+		if b.got != a.size {
+			s.failf("%d of %d bytes", b.got, a.size)
+		}
+	})
+}
+
+// A peer whose cursors lie is cut off, and this side goes on.
+func TestHostileCDC(t *testing.T) {
+	for name, m := range map[string]cdc.Message{
+		"producer":       {Seq: 9, Prod: smc.Cursor{Count: MinRMBESize}},
+		"consumer":       {Seq: 9, Prod: smc.Cursor{Count: 100}, Cons: smc.Cursor{Wrap: 3}},
+		"gap":            {Seq: 99, Flags: cdc.FailoverValidation},
+		"closed, hungry": {Seq: 9, Prod: smc.Cursor{Wrap: 1, Count: 101}, Conn: cdc.Closed},
+	} {
+		mustSimulate(t, name, simOptions{}, func(s *sim) {
+			a, b := s.pair()
+			m.Token = b.c.token
+			if err := a.c.link.qp.PostSend(1, m.Append(nil)); err != nil {
+				s.failf("%v", err)
+			}
+			a.c.link.queue.busy++
+			s.run(time.Millisecond, nil)
+			s.wantErr(b, map[bool]error{false: ErrCursor, true: ErrDataLost}[name == "gap"])
+			s.wantErr(a, ErrAborted)
+			a.close()
+			b.close()
+			s.run(time.Millisecond, nil)
+			s.free()
+			s.staying(1, 1000)
 		})
 	}
 }

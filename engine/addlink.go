@@ -21,8 +21,7 @@ type path struct {
 
 func (l *Link) path() path { return path{l.port, l.peer.GID, l.peer.MAC} }
 
-func (p path) parallel(q path) bool { return p == q }
-func (p path) shares(q path) bool   { return p.port == q.port || p.gid == q.gid && p.mac == q.mac }
+func (p path) shares(q path) bool { return p.port == q.port || p.gid == q.gid && p.mac == q.mac }
 
 // paths returns the paths in use. A link is asymmetric if it shares an RNIC with an older one that is symmetric; the
 // oldest always counts as symmetric (§2.2.2).
@@ -48,18 +47,19 @@ func shared(p path, with []path) bool {
 	return false
 }
 
-// fits reports whether a link may run there: no parallel link, one asymmetric link, no more symmetric ones than agreed.
-func (g *LinkGroup) fits(p path) bool {
+// fits reports whether a link may run there, and why not: no parallel link; one asymmetric link, as long as there is
+// nothing better; no more symmetric ones than agreed.
+func (g *LinkGroup) fits(p path) (ok bool, why llc.DeleteReason) {
 	symmetric, asymmetric := g.paths()
 	for _, q := range append(asymmetric, symmetric...) {
-		if p.parallel(q) {
-			return false
+		if p == q {
+			return false, llc.ReasonProtocol
 		}
 	}
 	if shared(p, symmetric) {
-		return len(asymmetric) == 0
+		return len(asymmetric) == 0 && len(symmetric) < 2, llc.ReasonAsymmetricUnused
 	}
-	return len(symmetric) < int(g.max)
+	return len(symmetric) < int(g.max), llc.ReasonProtocol
 }
 
 // redundant: the failure of any RNIC leaves a link.
@@ -186,14 +186,15 @@ func (g *LinkGroup) onAddLinkReply(l *Link, m *llc.AddLink) {
 		return
 	}
 	// §C.7.1: parallel links are not permitted, whatever the client thinks.
-	err := errParallel
-	if g.fits(path{nl.port, m.GID, m.MAC}) {
-		err = nl.join(*m)
+	ok, why := g.fits(path{nl.port, m.GID, m.MAC})
+	if ok {
+		ok = nl.join(*m) == nil
+		why = llc.ReasonLostPath
 	}
-	if err != nil {
-		g.e.log.Warn().Uint32("lgr", uint32(g.id)).Err(err).Msg("no further link")
+	if !ok {
+		g.e.log.Warn().Uint32("lgr", uint32(g.id)).Stringer("reason", why).Msg("no further link")
 		g.over(fsm.ExchangeTimeout)
-		g.drop(nl, llc.ReasonProtocol, false)
+		g.drop(nl, why, false)
 		return
 	}
 	x.rest, x.owed = g.pairs(l, nl), -1
@@ -289,9 +290,6 @@ func (g *LinkGroup) onCont(l *Link, m *llc.AddLinkCont) {
 
 // onAddLink: the server adds a link, and says from which of its RNICs.
 func (g *LinkGroup) onAddLink(l *Link, m *llc.AddLink) {
-	if c := g.first; c != nil && c.state == fsm.ReplyPosted {
-		c.linkSent(verbs.StatusOK) // it has our response, whatever became of the acknowledgement
-	}
 	x := &g.x
 	old := *x
 	if _, err := x.state.On(fsm.RecvAddLink); err != nil || g.link(m.Link) != nil && g.link(m.Link) != old.link {
@@ -344,7 +342,7 @@ func (g *LinkGroup) accept(m *llc.AddLink) (*Link, llc.RejectReason) {
 	var choice *port
 	best := 3
 	for _, p := range g.e.ports {
-		if !p.up() || !p.kin(g.port) || !p.dev.Reachable(m.GID) || !g.fits(path{p, m.GID, m.MAC}) {
+		if ok, _ := g.fits(path{p, m.GID, m.MAC}); !ok || !p.up() || !p.kin(g.port) || !p.dev.Reachable(m.GID) {
 			continue
 		}
 		rank := 0
@@ -453,7 +451,8 @@ func (g *LinkGroup) linkUp(l *Link) {
 			}
 		}
 	}
-	if len(symmetric) < int(g.max) && g.spare() != nil {
+	// One after another as long as both sides have free RNICs.
+	if len(asymmetric) == 0 && len(symmetric) < int(g.max) && g.spare() != nil {
 		g.todo.addLink = true
 	}
 }

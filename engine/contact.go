@@ -401,7 +401,7 @@ func (c *Conn) onConfirmLink(l *Link, m *llc.ConfirmLink) {
 			c.fail(clc.DeclineConfirmLink)
 		default:
 			l.num, l.peerUID = m.Link, m.UserID
-			g.dialect, g.max = min(g.dialect, m.Dialect()), negotiated(g.max, m.MaxLinks)
+			g.dialect, g.max = m.Dialect(), negotiated(g.max, m.MaxLinks)
 			c.proceed()
 		}
 		return
@@ -411,7 +411,7 @@ func (c *Conn) onConfirmLink(l *Link, m *llc.ConfirmLink) {
 		c.broken(ErrMismatch)
 		return
 	}
-	g.dialect, l.peerUID = min(g.dialect, m.Dialect()), m.UserID
+	g.dialect, l.peerUID = m.Dialect(), m.UserID
 	if c.to(fsm.RecvLinkReply, fsm.AddingLink) {
 		g.activate(l, m.MaxLinks)
 	}

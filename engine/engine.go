@@ -65,7 +65,6 @@ type Config struct {
 	PeerID   smc.PeerID     // of this engine alone, on this host and on others
 	Devices  []verbs.Device // RNICs of this host, the preferred one first
 	RMBESize int            // bytes of a ring: a power of two, 64 KiB to 512 MiB; 0 = DefaultRMBESize
-	RFC      bool           // speak as RFC 7609 is written, not as Linux does; not with mapped memory
 	Elements int            // elements of an RMB, 1 to 255; 0 = DefaultElements
 	// Reserve asks for n more bytes of ring memory, or gives -n back, which is not refused. It is called for each
 	// element as it is given out and freed: an RMB is address space only, its pages appear as rings are used. nil

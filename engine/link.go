@@ -178,9 +178,6 @@ func (l *Link) complete(c verbs.Completion) {
 // errUnexpected is an LLC message out of turn.
 var errUnexpected = errors.New("engine: LLC message out of turn")
 
-// errParallel is a link over RNICs that a link runs over already (RFC 7609 §2.2.1).
-var errParallel = errors.New("engine: parallel link")
-
 // receive takes one message, LLC or CDC.
 func (l *Link) receive(b []byte) {
 	if cdc.Is(b) && !l.mapped() {
@@ -198,7 +195,11 @@ func (l *Link) receive(b []byte) {
 	if t := l.g.e.log.Trace(); t.Enabled() {
 		t.Uint32("lgr", uint32(l.g.id)).Uint8("link", uint8(l.num)).Stringer("recv", m).Msg("llc")
 	}
-	switch t := m.Head().Type; {
+	t := m.Head().Type
+	if c := l.g.first; c != nil && c.state == fsm.ReplyPosted && t == llc.TypeAddLink {
+		c.linkSent(verbs.StatusOK) // the server has our response, whatever became of the acknowledgment
+	}
+	switch {
 	case l.state == fsm.LinkActive || t == llc.TypeDeleteLink:
 	case l.state == fsm.LinkDeleting:
 		// §C.7.1: what the server sends over a link that the client has had deleted is ignored.
@@ -257,7 +258,7 @@ func (l *Link) receiveCDC(b []byte) {
 func (l *Link) confirmLink(reply bool) *llc.ConfirmLink {
 	a := l.attr
 	return &llc.ConfirmLink{
-		Reply: reply, NoEyeCatcher: !l.g.e.cfg.RFC, MAC: a.MAC, GID: a.GID, QPN: l.qp.QPN(),
+		Reply: reply, NoEyeCatcher: true, MAC: a.MAC, GID: a.GID, QPN: l.qp.QPN(),
 		Link: l.num, UserID: l.uid, MaxLinks: l.g.max,
 	}
 }

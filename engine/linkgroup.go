@@ -70,18 +70,10 @@ type LinkGroup struct {
 // linkLimit is what CONFIRM LINK tells (RFC 7609 §2.2.2): 2 to 8, but 1 over a device that knows one path to each peer.
 func (p *port) linkLimit() uint8 { return uint8(max(1, min(p.attr.MaxLinks, smc.MaxLinks))) }
 
-// dialect is what this side speaks; a peer that speaks otherwise is spoken to as RFC 7609 is written.
-func (e *Engine) dialect() smc.Dialect {
-	if e.cfg.RFC {
-		return smc.RFC
-	}
-	return smc.Linux
-}
-
 func (e *Engine) newGroup(k peerKey, p *port, gid roce.GID, first *Conn) *LinkGroup {
 	e.lastGroup++
 	g := &LinkGroup{
-		e: e, id: e.lastGroup, key: k, port: p, gid: gid, first: first, max: p.linkLimit(), dialect: e.dialect(),
+		e: e, id: e.lastGroup, key: k, port: p, gid: gid, first: first, max: p.linkLimit(), dialect: smc.Linux,
 		x:       exchange{state: fsm.Quiet},
 		remotes: map[*remoteRMB]struct{}{}, conns: map[ConnID]*Conn{}, byToken: map[smc.AlertToken]*Conn{},
 	}
@@ -273,9 +265,9 @@ const (
 )
 
 // sweepSoon begins to look after elements that the peer has not left yet, and after the peer itself: nothing else
-// tells that an idle peer's process has ended.
+// tells that an idle peer's process has ended. An RNIC is not asked: it is one of several, and TEST LINK will tell.
 func (g *LinkGroup) sweepSoon() {
-	if g.state != groupActive || !g.port.mapped() {
+	if g.state != groupActive {
 		return
 	}
 	g.pause = firstSweep
@@ -293,10 +285,10 @@ func (g *LinkGroup) sweep() {
 			waiting = true
 		}
 	}
-	if g.state != groupActive || !waiting && len(g.conns) > 0 {
+	if g.state != groupActive || !waiting && (len(g.conns) > 0 || !g.port.mapped()) {
 		return
 	}
-	if !g.port.dev.Reachable(g.gid) {
+	if g.port.mapped() && !g.port.dev.Reachable(g.gid) {
 		g.down(fsm.LinkFailed)
 		return
 	}

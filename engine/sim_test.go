@@ -51,7 +51,7 @@ type simOptions struct {
 	hosts    int
 	elements [2]int
 	mapped   bool
-	rfc      bool // neither side says that it is like Linux
+	rfc      bool // both sides speak as RFC 7609 is written
 	random   bool // latencies, order
 	trace    bool
 	skip     map[int]bool // of what happens at random: planned, and from firstStep on to messages
@@ -103,6 +103,7 @@ type simEnd struct {
 	wake          time.Duration
 	ready         bool // with RNICs: it was woken, or goes on by itself
 	stay          bool // neither shuts down nor closes before it is told to
+	stayed        bool // was there before the faults
 	sent, got     int
 	shut, sawEnd  bool
 	closed, reset bool
@@ -126,7 +127,14 @@ func (s *sim) tell(format string, args ...any) {
 }
 
 func (s *sim) since() time.Duration { return time.Since(s.start) }
-func (s *sim) now() Instant         { return Instant(s.since()) }
+func (s *sim) dialect() smc.Dialect {
+	if s.rfc {
+		return smc.RFC
+	}
+	return smc.Linux
+}
+
+func (s *sim) now() Instant { return Instant(s.since()) }
 
 // simulate runs fn in a bubble of its own, ends all and checks that nothing is left.
 func simulate(t *testing.T, o simOptions, fn func(*sim)) *sim {
@@ -219,7 +227,7 @@ func newSim(o simOptions) *sim {
 			n, elements = max(1, o.rnics[i]), max(1, o.elements[i])
 		}
 		c := Config{
-			PeerID: smc.PeerID{0xF7, byte(i), 2, 0, 0, 0xAA, 0, byte(i + 1)}, RMBESize: MinRMBESize, Elements: elements,
+			PeerID: smc.PeerID{0xF7, byte(i), 2, 0, 0, 0xAA, 0, byte(i + 1)}, RMBESize: MinRMBESize, Elements: elements, RFC: o.rfc,
 			Reserve: func(d int64) bool { h.reserved += d; return true },
 			Rand:    s.dice(forEngine, i).Uint32,
 		}
@@ -230,7 +238,12 @@ func newSim(o simOptions) *sim {
 			}
 			var gid roce.GID
 			copy(gid[:], fmt.Sprintf("%s%d", h.name, j))
-			d := s.fab.Device(gid, caps)
+			var d *simfab.Device
+			if j == 0 {
+				d = s.fab.Device(gid, caps)
+			} else {
+				d = h.devs[0].Sibling(gid)
+			}
 			h.devs = append(h.devs, d)
 			c.Devices = append(c.Devices, d)
 		}
@@ -294,14 +307,9 @@ func (s *sim) filter(e simfab.Event) simfab.Verdict {
 		}
 	} else if e.Op == verbs.OpSend {
 		step.llc, step.what = true, "llc"
-		if m, err := llc.Decode(smc.Linux, e.Msg); err == nil {
+		if m, err := llc.Decode(s.dialect(), e.Msg); err == nil {
 			step.what = m.Head().Type.String()
 			s.tell("%d %s %v", step.n, step.from.name, m)
-			if c, ok := m.(*llc.ConfirmLink); ok && s.rfc {
-				// Without the flag of Linux each side takes the other for one that follows the RFC.
-				c.NoEyeCatcher = false
-				copy(e.Msg, c.Append(smc.Linux, nil))
-			}
 		}
 	}
 	if s.judge == nil {
@@ -721,6 +729,10 @@ func (s *sim) kill(h *simHost) {
 // longest is the longest that anything may take which has a timer of its own.
 const longest = 15 * time.Minute
 
+// recovers is how long it takes to be as good as before once all paths are there again (RFC 7609 §C.8), and elements to
+// be free that nobody gives back.
+const recovers = 5 * time.Minute
+
 // finish lets all connections come to their end, closes what is left and ends the engines.
 func (s *sim) finish() {
 	s.release()
@@ -738,8 +750,9 @@ func (s *sim) finish() {
 	for _, x := range s.ends {
 		x.close()
 	}
-	s.judge, s.strike = nil, nil
-	s.run(2*abandonedFor, nil)
+	s.judge, s.strike, s.timers = nil, nil, nil
+	s.fab.RepairAll()
+	s.run(recovers, nil)
 	for _, h := range s.hosts {
 		s.legal(h)
 		if !h.dead {
@@ -792,6 +805,10 @@ func (s *sim) legal(h *simHost) {
 			if g.state == groupActive && l.state != fsm.LinkActive {
 				s.failf("%s: link %d of group %d is %s", h.name, l.num, g.id, l.state)
 			}
+		}
+		// §C.8: a second link is tried for again and again.
+		if peer := s.hosts[g.key.id[1]]; g.state == groupActive && !peer.dead && len(g.links) < min(2, max(len(h.devs), len(peer.devs))) && !s.mapped {
+			s.failf("%s: group %d has %d links", h.name, g.id, len(g.links))
 		}
 		if g.state == groupForming {
 			s.failf("%s: group %d is %s for ever", h.name, g.id, g.state)

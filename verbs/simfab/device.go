@@ -10,6 +10,7 @@ import (
 // Device is a device of a Fabric.
 type Device struct {
 	f      *Fabric
+	host   *Device // the first one of its host
 	attr   verbs.Attr
 	qps    map[roce.QPN]*qp
 	cqs    map[*cq]bool
@@ -48,7 +49,22 @@ func (d *Device) Waiting() int {
 func (d *Device) Discard() { d.inbox = nil }
 
 // SetDown takes the port down or up. Whoever sends through it, or to it, finds nobody.
-func (d *Device) SetDown(down bool) { d.down = down }
+func (d *Device) SetDown(down bool) {
+	if down == d.down {
+		return
+	}
+	d.down = down
+	for c := range d.cqs {
+		c.Add(verbs.Completion{Op: verbs.OpPort})
+	}
+}
+
+// Sibling adds another device of the same host: what is allocated from one can be registered with both.
+func (d *Device) Sibling(gid roce.GID) *Device {
+	x := d.f.Device(gid, d.attr.Caps)
+	x.host = d.host
+	return x
+}
 
 // FailQPs takes all queue pairs to ERR, as a fatal error of the RNIC does.
 func (d *Device) FailQPs() {
@@ -181,7 +197,7 @@ type pd struct {
 
 func (p *pd) Register(m verbs.Memory) (verbs.MR, error) {
 	mem, ok := m.(*memory)
-	if !ok || mem.d != p.d {
+	if !ok || mem.d.host != p.d.host {
 		return nil, verbs.ErrForeign
 	}
 	if p.done || mem.b == nil {

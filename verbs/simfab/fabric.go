@@ -74,6 +74,7 @@ func (f *Fabric) Device(gid roce.GID, caps verbs.Caps) *Device {
 	d := &Device{f: f, qps: map[roce.QPN]*qp{}, cqs: map[*cq]bool{}, attr: verbs.Attr{
 		Provider: "simfab", GID: gid, MTU: roce.MTU1024, Caps: caps, MaxLinks: 8,
 	}}
+	d.host = d
 	copy(d.attr.MAC[:], gid[:])
 	if caps.Has(verbs.CapMapped) {
 		d.attr.MAC, d.attr.MaxLinks = roce.MAC{}, 1
@@ -90,6 +91,14 @@ func (f *Fabric) alive(d *Device) bool { return f.devices[d.attr.GID] == d }
 // Cut ends the path between two devices, Repair brings it back.
 func (f *Fabric) Cut(a, b *Device)    { f.cut[path(a.attr.GID, b.attr.GID)] = true }
 func (f *Fabric) Repair(a, b *Device) { delete(f.cut, path(a.attr.GID, b.attr.GID)) }
+
+// RepairAll brings back every path and port.
+func (f *Fabric) RepairAll() {
+	clear(f.cut)
+	for _, d := range f.devices {
+		d.SetDown(false)
+	}
+}
 
 func path(a, b roce.GID) [2]roce.GID {
 	if cmp.Compare(string(a[:]), string(b[:])) > 0 {

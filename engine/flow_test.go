@@ -3,12 +3,10 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	"libsmcr/abi/cdc"
-	"libsmcr/abi/clc"
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
 	"libsmcr/verbs/simfab"
@@ -39,92 +37,36 @@ func TestStreamsOverOneLink(t *testing.T) {
 	}
 }
 
-// secondLink adds a link by hand to the only link group of the first two hosts.
-func (s *sim) secondLink() (links [2]*Link) {
-	g := [2]*LinkGroup{s.hosts[0].e.sortedGroups()[0], s.hosts[1].e.sortedGroups()[0]}
-	check := func(err error) {
-		if err != nil {
-			panic(simPanic(err.Error()))
-		}
-	}
-	old := [2]*Link{g[0].active(), g[1].active()}
-	for i := range links {
-		l, err := g[i].newLink(g[i].port)
-		check(err)
-		for _, r := range g[i].rmbs {
-			check(r.register(l))
-		}
-		links[i] = l
-	}
-	for i, l := range links {
-		p := links[1-i]
-		check(l.connect(clc.Endpoint{GID: p.attr.GID, MAC: p.attr.MAC, QPN: p.qp.QPN(), PSN: p.psn, MTU: p.attr.MTU}))
-		check(l.qp.ReadyToSend(l.psn))
-		l.num = old[i].num + 1
-		l.step(fsm.LinkConfirmed)
-		for _, r := range g[1-i].rmbs {
-			check(old[i].remote(r.token(old[1-i])).name(l, r.token(p)))
-		}
-	}
-	return links
-}
-
-// breakLink is the failure of a link as one side sees it.
-func breakLink(l *Link) {
-	l.step(fsm.LinkFailed)
-	l.qp.Fail()
-	l.g.failover(l)
-}
-
-// discard forgets a link that is down.
-func discard(l *Link) {
-	g := l.g
-	delete(l.links, l.qp.QPN())
-	for _, r := range g.rmbs {
-		r.unregister(l)
-	}
-	for r := range g.remotes {
-		delete(r.tokens, l)
-	}
-	g.check(l.qp.Close())
-	g.check(l.pd.Close())
-	g.links = slices.DeleteFunc(g.links, func(x *Link) bool { return x == l })
-}
+// breakQP breaks the queue pair of a link.
+func (l *Link) breakQP() { l.dev.(*simfab.Device).BreakQP(l.qp.QPN()) }
 
 // RFC 7609 §4.6: whenever a link fails, and whichever side is the first to see it, not a byte is lost or comes twice.
 func TestEveryStepFailsOver(t *testing.T) {
-	for _, o := range []simOptions{{}, {rfc: true}} {
+	for _, o := range []simOptions{{rnics: [2]int{2, 2}}, {rnics: [2]int{2, 2}, rfc: true}} {
 		for _, gap := range []time.Duration{0, 5 * time.Microsecond, 15 * time.Microsecond, 300 * time.Microsecond, -15 * time.Microsecond} {
 			for n := 0; ; n++ {
 				fired := false
 				mustSimulate(t, fmt.Sprintf("step %d, %v between both sides, rfc %t", n, gap, o.rfc), o, func(s *sim) {
+					fired = false
 					s.staying(2, 100)
-					old := [2]*Link{s.hosts[0].e.sortedGroups()[0].links[0], s.hosts[1].e.sortedGroups()[0].links[0]}
-					s.secondLink()
+					one, two := s.ends[0].c.link, s.ends[1].c.link
+					if gap < 0 {
+						one, two = two, one
+					}
 					first := s.steps + n
 					s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
 						if st.n == first && !fired {
 							fired = true
-							one, two := old[0], old[1]
-							if gap < 0 {
-								one, two = two, one
-							}
-							s.later = append(s.later, func() { breakLink(one) })
-							s.after(max(gap, -gap), func() { breakLink(two) })
+							s.later = append(s.later, one.breakQP)
+							s.after(max(gap, -gap), two.breakQP)
 						}
 						return simfab.Deliver, 0
 					}
 					s.more(150_000)
-					s.run(time.Second, s.allOver)
+					s.run(2*time.Second, s.allOver)
 					s.release()
-					s.run(time.Second, s.allOver)
+					s.run(2*time.Second, s.allOver)
 					s.judge = nil
-					s.run(time.Second, nil)
-					for _, l := range old {
-						if l.state == fsm.LinkDown {
-							discard(l)
-						}
-					}
 					for _, x := range s.ends {
 						if x.err != nil || x.got != x.peer.size || !x.closed {
 							s.failf("%s%d: %v, got %d of %d, closed %t", x.h.name, x.id, x.err, x.got, x.peer.size, x.closed)
@@ -152,6 +94,9 @@ func (s *sim) wantErr(x *simEnd, want error) {
 	}
 }
 
+// more lets the program write n bytes more.
+func (x *simEnd) more(n int) { x.size, x.ready = x.size+n, true }
+
 // free checks that nobody holds an element any more.
 func (s *sim) free() {
 	for _, h := range s.hosts {
@@ -163,25 +108,21 @@ func (s *sim) free() {
 
 // RFC 7609 §4.6.1: an RNIC that answered and then lost what it had answered. The receiver resets the connection.
 func TestLossIsDetectedInFailover(t *testing.T) {
-	mustSimulate(t, "loss", simOptions{}, func(s *sim) {
+	mustSimulate(t, "loss", simOptions{rnics: [2]int{2, 2}}, func(s *sim) {
 		a, b := s.pair()
-		old := [2]*Link{a.c.link, b.c.link}
-		s.secondLink()
+		old := a.c.link
 		s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
-			if st.from == a.h && st.qp == old[0].qp.QPN() {
+			if st.from == a.h && st.qp == old.qp.QPN() {
 				return simfab.Drop, 0
 			}
 			return simfab.Deliver, 0
 		}
-		a.size += 1000
+		a.more(1000)
 		s.run(time.Millisecond, nil)
-		breakLink(old[0])
-		breakLink(old[1])
+		old.breakQP()
 		s.run(time.Millisecond, nil)
 		s.wantErr(b, ErrDataLost)
 		s.wantErr(a, ErrAborted)
-		discard(old[0])
-		discard(old[1])
 	})
 }
 
@@ -189,7 +130,7 @@ func TestLossIsDetectedInFailover(t *testing.T) {
 func TestValidationWaitsForWhatHasArrived(t *testing.T) {
 	mustSimulate(t, "overtaken", simOptions{}, func(s *sim) {
 		a, b := s.pair()
-		a.size += 1000
+		a.more(1000)
 		a.work() // the write and its message are under way
 		time.Sleep(lan)
 		func() {
@@ -203,20 +144,32 @@ func TestValidationWaitsForWhatHasArrived(t *testing.T) {
 	})
 }
 
-// The load is spread over the links when one is added, while bytes flow.
+// Connections leave a link that works, and come back, while bytes flow: nothing of the order is lost.
 func TestRebalance(t *testing.T) {
 	for n := range 60 {
-		mustSimulate(t, fmt.Sprint("step ", n), simOptions{elements: [2]int{8, 8}}, func(s *sim) {
+		mustSimulate(t, fmt.Sprint("step ", n), simOptions{rnics: [2]int{2, 2}, elements: [2]int{8, 8}}, func(s *sim) {
 			s.staying(4, 100)
-			s.secondLink()
 			first := s.steps + n
+			all := func(fn func(g *LinkGroup)) {
+				s.later = append(s.later, func() {
+					for _, h := range s.hosts {
+						g := h.e.sortedGroups()[0]
+						func() { defer h.e.enter(s.now())(); fn(g) }()
+					}
+				})
+			}
 			s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
-				if st.n == first {
-					s.later = append(s.later, func() {
-						for _, h := range s.hosts {
-							h.e.sortedGroups()[0].rebalance()
+				switch st.n {
+				case first:
+					all(func(g *LinkGroup) {
+						for _, c := range sorted(g.conns) {
+							if c.link != g.links[0] {
+								c.move(g.links[0], false)
+							}
 						}
 					})
+				case first + 10:
+					all((*LinkGroup).rebalance)
 				}
 				return simfab.Deliver, 0
 			}
@@ -226,8 +179,7 @@ func TestRebalance(t *testing.T) {
 			}
 			s.run(time.Millisecond, nil)
 			for _, h := range s.hosts {
-				g := h.e.sortedGroups()[0]
-				for l, n := range g.load() {
+				for l, n := range h.e.sortedGroups()[0].load() {
 					if n != 2 || l.queue.busy != 0 {
 						s.failf("%s: %d connections on link %d, %d work requests", h.name, n, l.num, l.queue.busy)
 					}
@@ -262,7 +214,7 @@ func TestClosedWithUnreadBytes(t *testing.T) {
 	mustSimulate(t, "unread", simOptions{}, func(s *sim) {
 		a, b := s.pair()
 		a.chunk = 0 // reads no more
-		b.size += 10
+		b.more(10)
 		s.run(time.Millisecond, nil)
 		a.close()
 		s.run(time.Millisecond, nil)
@@ -278,13 +230,14 @@ func TestBytesAfterClose(t *testing.T) {
 	mustSimulate(t, "late", simOptions{}, func(s *sim) {
 		a, b := s.pair()
 		b.chunk = 0
-		a.size += 200_000 // more than fits
+		a.more(200_000) // more than fits
 		s.run(time.Millisecond, nil)
 		a.close()
 		if a.c.stream.conn != 0 {
 			s.failf("told %s before all is written", a.c.stream.conn)
 		}
-		b.size, b.chunk = b.size+10, 10
+		b.chunk = 10
+		b.more(10)
 		s.run(time.Millisecond, nil)
 		s.wantErr(b, ErrAborted)
 		b.close()
@@ -303,7 +256,7 @@ func TestBytesForAPeerThatHasClosed(t *testing.T) {
 		if f := headAt(b.rings.PeerHead); !f.readerClosed() {
 			s.failf("the program cannot see that nobody reads")
 		}
-		b.size++
+		b.more(1)
 		b.write()
 		b.c.Kick(s.now())
 		s.run(time.Millisecond, nil)
@@ -319,11 +272,11 @@ func TestCloseDeliversWhatWasWritten(t *testing.T) {
 	mustSimulate(t, "pending", simOptions{}, func(s *sim) {
 		a, b := s.pair()
 		b.chunk = 0
-		a.size += 100_000
+		a.more(100_000)
 		s.run(time.Millisecond, nil)
 		a.close()
 		s.run(time.Millisecond, nil)
-		b.chunk, b.stay = 1000, false
+		b.chunk, b.stay, b.ready = 1000, false, true
 		s.run(time.Second, s.allOver)
 		if b.err != nil || b.got != a.sent {
 			s.failf("%v, %d bytes of %d", b.err, b.got, a.sent)
@@ -339,7 +292,8 @@ func TestAbort(t *testing.T) {
 		mustSimulate(t, fmt.Sprint("both ", both), simOptions{}, func(s *sim) {
 			a, b := s.pair()
 			reset := errors.New("reset")
-			a.size, b.size = a.size+50_000, b.size+50_000
+			a.more(50_000)
+			b.more(50_000)
 			s.run(lan/2, nil)
 			a.c.Abort(reset, s.now())
 			if both {
@@ -370,7 +324,7 @@ func TestNobodyIsStranded(t *testing.T) {
 		{"aborted", func(s *sim, a *simEnd) { a.c.Abort(ErrEOF, s.now()); a.close() }, 1},
 		{"closed, and the bytes are not taken", func(s *sim, a *simEnd) {
 			a.peer.chunk = 0
-			a.size += 200_000
+			a.more(200_000)
 			s.run(time.Millisecond, nil)
 			a.close()
 		}, 2},
@@ -425,7 +379,8 @@ func TestElementOfAStrandedConnectionIsReused(t *testing.T) {
 		if told != 0 {
 			s.failf("%d messages", told)
 		}
-		c.size, d.size = 1000, 1000
+		c.more(1000)
+		d.more(1000)
 		s.run(time.Second, nil)
 		if c.got != 1000 || d.got != 1000 {
 			s.failf("%d and %d bytes", c.got, d.got)
@@ -463,14 +418,14 @@ func TestUrgentData(t *testing.T) {
 		out, in := headAt(a.rings.PeerHead), headAt(b.rings.LocalHead)
 		out.setUrg(103)
 		out.flagWriter(Urgent)
-		a.size += 3
+		a.more(3)
 		s.run(time.Millisecond, nil)
-		a.size += 1000
+		a.more(1000)
 		s.run(time.Millisecond, nil)
 		if in.writerFlags()&Urgent == 0 || in.urg() != 103 || in.prod() != 103 {
 			s.failf("flags %d, mark at %d, %d bytes", in.writerFlags(), in.urg(), in.prod())
 		}
-		b.chunk = 1 << 20
+		b.chunk, b.ready = 1<<20, true
 		s.run(time.Millisecond, nil)
 		if b.got != a.size {
 			s.failf("%d of %d bytes", b.got, a.size)

@@ -119,6 +119,7 @@ type Engine struct {
 	pause  time.Duration // until the next retry
 	outbox []notice
 	woken  []*Conn // whose owner is to be woken
+	done   [32]verbs.Completion
 
 	lastGroup GroupID
 	lastConn  ConnID

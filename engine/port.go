@@ -41,12 +41,11 @@ func (e *Engine) poll() (more bool) {
 
 // reap takes all completions.
 func (e *Engine) reap() {
-	var buf [32]verbs.Completion
 	for again := true; again; {
 		again = false
 		for _, p := range e.ports {
-			n := p.cq.Poll(buf[:])
-			for _, c := range buf[:n] {
+			n := p.cq.Poll(e.done[:])
+			for _, c := range e.done[:n] {
 				// Completions of a queue pair that is closed by now have nobody to go to.
 				if l := p.links[c.QPN]; l != nil {
 					l.complete(c)

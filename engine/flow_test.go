@@ -455,7 +455,11 @@ func TestHostileCDC(t *testing.T) {
 			b.close()
 			s.run(time.Millisecond, nil)
 			s.free()
-			s.staying(1, 1000)
+			c, d := s.dial(a.h, b.h, [2]int{1000, 1000})
+			s.run(time.Second, s.allOver)
+			if c.got != 1000 || d.got != 1000 {
+				s.failf("the next connection has %d and %d bytes", c.got, d.got)
+			}
 		})
 	}
 }

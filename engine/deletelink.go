@@ -15,6 +15,7 @@ import (
 type leaving struct {
 	reason  llc.DeleteReason
 	orderly bool
+	unborn  bool  // it has never been in use
 	asked   *Link // client: over which the server was asked
 }
 
@@ -47,8 +48,7 @@ func (g *LinkGroup) drop(l *Link, why llc.DeleteReason, orderly bool) {
 	if l.state == fsm.LinkDeleting {
 		return
 	}
-	g.linkDown(l)
-	l.why = leaving{reason: why, orderly: orderly}
+	l.why = leaving{reason: why, orderly: orderly, unborn: l.state != fsm.LinkActive}
 	if !orderly {
 		l.qp.Fail()
 	}
@@ -144,7 +144,8 @@ func (g *LinkGroup) onDeleteLinkReply(l *Link, m *llc.DeleteLink) {
 	}
 	g.reset()
 	g.remove(x)
-	g.todo.addLink = g.todo.addLink || !g.redundant() && g.spare() != nil
+	// After an attempt that has failed the next one waits for its timer (§C.8).
+	g.todo.addLink = g.todo.addLink || !x.why.unborn && !g.redundant() && g.spare() != nil
 	g.next()
 }
 

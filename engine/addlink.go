@@ -435,6 +435,7 @@ func (g *LinkGroup) newLinkFailed() {
 // linkUp: a further link works.
 func (g *LinkGroup) linkUp(l *Link) {
 	g.e.log.Info().Uint32("lgr", uint32(g.id)).Uint8("link", uint8(l.num)).Msg("link up")
+	l.watch()
 	g.unwait()
 	g.balance(l)
 	if g.key.role != RoleServer {

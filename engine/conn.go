@@ -176,13 +176,18 @@ func (c *Conn) timeout() {
 		return
 	}
 	c.err = ErrTimeout
+	ev := fsm.Timeout
+	// A device of mapped memory tells the sender at once.
+	if c.state == fsm.ReplyPosted && (c.code != 0 || c.port.mapped()) {
+		ev = fsm.TurnOver
+	}
 	if c.code == 0 {
 		c.code = clc.DeclineConfirmLink
 		if c.state == fsm.AwaitServerRMB || c.state == fsm.AwaitClientRMB {
 			c.code = clc.DeclineRMBRegister
 		}
 	}
-	c.step(fsm.Timeout)
+	c.step(ev)
 }
 
 // lost: the link group of the connection is down.

@@ -82,7 +82,7 @@ func second[T any](_ T, err error) error { return err }
 // RFC 7609 §C.1, §C.2: where a Decline may be sent, and where it may come.
 func TestDeclineRules(t *testing.T) {
 	send := map[Handshake]bool{
-		Idle: true, Joining: true, LinkReceived: true, ReplyPosted: true, AwaitClientRMB: true,
+		Idle: true, Joining: true, LinkReceived: true, AwaitClientRMB: true,
 		Choosing: true, Queued: true, AwaitServerRMB: true, AwaitPeerRMB: true, RequestPosted: true,
 	}
 	recv := map[Handshake]bool{
@@ -107,7 +107,7 @@ func TestDeclinesDoNotCross(t *testing.T) {
 	together := map[Handshake][]Handshake{ // client, and where the server can be meanwhile
 		AwaitConfirmLink: {AwaitFirstConfirm, AwaitPeerRMB, RequestPosted, AwaitReply},
 		LinkReceived:     {AwaitReply},
-		ReplyPosted:      {AwaitReply, AddingLink},
+		ReplyPosted:      {RequestPosted, AwaitReply, AddingLink},
 		AddingLink:       {AwaitReply, AddingLink},
 	}
 	for c, servers := range together {

@@ -101,6 +101,7 @@ const (
 
 	Failed      // something on this side did not work, or the program wants TCP
 	Timeout     // the timer of this state
+	TurnOver    // client: after a failure the server would have declined by now, if it wanted to
 	DeclineSent // the Decline went out
 	SendFailed  // TCP did not take a CLC message
 	handshakeEvents
@@ -111,7 +112,7 @@ var handshakeEventNames = []string{
 	RecvAccept: "RecvAccept", RecvConfirm: "RecvConfirm", RecvDecline: "RecvDecline", RecvGarbage: "RecvGarbage", RecvEOF: "RecvEOF",
 	FirstContact: "FirstContact", FirstPending: "FirstPending", Subsequent: "Subsequent", ConfirmSent: "ConfirmSent",
 	RMBReady: "RMBReady", PeerRMBReady: "PeerRMBReady", RecvLink: "RecvLink", RecvLinkReply: "RecvLinkReply", LinkSent: "LinkSent", LinksReady: "LinksReady",
-	LinkLost: "LinkLost", Failed: "Failed", Timeout: "Timeout", DeclineSent: "DeclineSent", SendFailed: "SendFailed",
+	LinkLost: "LinkLost", Failed: "Failed", Timeout: "Timeout", TurnOver: "TurnOver", DeclineSent: "DeclineSent", SendFailed: "SendFailed",
 }
 
 func (e HandshakeEvent) String() string { return name(handshakeEventNames, uint8(e)) }
@@ -136,9 +137,11 @@ var handshakeTable = [handshakes][handshakeEvents]Handshake{
 		PeerRMBReady: ReplyPosted, RecvDecline: Fallback, Failed: Declining, LinkLost: Declining, Timeout: Declining,
 		RecvGarbage: Broken, RecvEOF: Broken,
 	},
-	// Figure 42: the response could not be sent.
+	// Figure 42: the response could not be sent. What broke the link may keep the server from learning that its request
+	// arrived: then it declines at once, so that we do not before our time is up. If nobody knows what became of the
+	// response there is no way back.
 	ReplyPosted: {
-		LinkSent: AddingLink, RecvDecline: Fallback, Failed: Declining, LinkLost: Declining, Timeout: Declining,
+		LinkSent: AddingLink, RecvDecline: Fallback, Failed: stay, LinkLost: stay, TurnOver: Declining, Timeout: Broken,
 		RecvGarbage: Broken, RecvEOF: Broken,
 	},
 	AwaitClientRMB: {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"maps"
 	"slices"
 
 	"libsmcr/abi/llc"
@@ -87,6 +88,12 @@ func (g *LinkGroup) remove(l *Link) {
 	l.forget()
 	g.links = slices.DeleteFunc(g.links, func(x *Link) bool { return x == l })
 	g.settling = false
+	// What was sent over it last may have been the answer for another link: no completion comes any more.
+	for _, id := range slices.Sorted(maps.Keys(l.sent)) {
+		done := l.sent[id]
+		delete(l.sent, id)
+		done(verbs.StatusFlushed)
+	}
 }
 
 func (l *Link) closeQP() {

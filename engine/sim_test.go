@@ -218,7 +218,11 @@ func newSim(o simOptions) *sim {
 	s.fab.Now, s.fab.Patience = s.since, patience
 	s.fab.Filter, s.fab.Latency = s.filter, s.latency
 	if o.trace {
-		s.fab.Trace = func(line string) { s.tell("%s", line) }
+		s.fab.Trace = func(line string) {
+			if !strings.HasSuffix(line, ": deliver") {
+				s.tell("%s", line)
+			}
+		}
 	}
 	for i := range o.hosts {
 		h := &simHost{s: s, name: string(rune('A' + i))}
@@ -297,20 +301,34 @@ func (s *sim) device(gid roce.GID) (*simHost, *simfab.Device) {
 func (s *sim) filter(e simfab.Event) simfab.Verdict {
 	step := simStep{n: s.steps, what: e.Op.String(), qp: e.Src, peer: e.Dst}
 	s.steps++
+	tell := func(m any) {
+		if s.trace {
+			s.tell("%d %s/%s>%s/%s %v", step.n, e.From[:2], e.Src, e.To[:2], e.Dst, m)
+		}
+	}
 	step.from, step.dev = s.device(e.From)
 	step.to, step.at = s.device(e.To)
 	if e.Op == verbs.OpSend && cdc.Is(e.Msg) {
 		step.what = "cdc"
 		var m cdc.Message
 		if s.trace && m.Decode(e.Msg) == nil {
-			s.tell("%d %s %v", step.n, step.from.name, m)
+			tell(m)
 		}
 	} else if e.Op == verbs.OpSend {
 		step.llc, step.what = true, "llc"
 		if m, err := llc.Decode(s.dialect(), e.Msg); err == nil {
 			step.what = m.Head().Type.String()
-			s.tell("%d %s %v", step.n, step.from.name, m)
+			if step.what != llc.TypeTestLink.String() {
+				tell(m)
+			}
+			if c, ok := m.(*llc.ConfirmLink); ok && s.rfc {
+				// Without the flag of Linux each side takes the other for one that follows the RFC.
+				c.NoEyeCatcher = false
+				copy(e.Msg, c.Append(smc.RFC, nil))
+			}
 		}
+	} else {
+		tell(fmt.Sprintf("%s of %d bytes", e.Op, len(e.Msg)))
 	}
 	if s.judge == nil {
 		return simfab.Deliver

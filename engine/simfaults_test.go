@@ -347,3 +347,30 @@ func TestEveryStepOfAFailoverFails(t *testing.T) {
 		},
 	}.in(t, [2]int{2, 2}, twoRNICs...)
 }
+
+// RFC 7609 §C.8: while there is no path for it a second link is tried for from time to time, and it comes once there is.
+func TestSecondLinkIsTriedForByTimer(t *testing.T) {
+	for _, o := range twoRNICs {
+		mustSimulate(t, o.kind(), o, func(s *sim) {
+			a, b := s.hosts[0].devs[1], s.hosts[1].devs[1]
+			s.fab.Cut(a, b)
+			s.staying(1, 100)
+			s.mustHaveLinks(1)
+			tries := 0
+			s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+				if st.from.devs[1] == st.dev {
+					tries++
+				}
+				return simfab.Deliver, 0
+			}
+			s.run(10*time.Minute, nil)
+			if tries < 3 || tries > 10 { // both sides have a timer, whose time doubles
+				s.failf("%d tries in ten minutes", tries)
+			}
+			s.fab.Repair(a, b)
+			if !s.run(longest, func() bool { return s.links() == 2 }) {
+				s.failf("no second link")
+			}
+		})
+	}
+}

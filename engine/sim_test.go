@@ -39,6 +39,7 @@ type sim struct {
 	steps    int
 	later    []func() // to be done when no engine is in the middle of something
 	timers   []simTimer
+	kinds    map[string]int // messages that flowed
 	planned  int
 	struck   []int // firstStep+n for each
 	failures []string
@@ -51,8 +52,9 @@ type simOptions struct {
 	hosts    int
 	elements [2]int
 	mapped   bool
-	rfc      bool // both sides speak as RFC 7609 is written
-	random   bool // latencies, order
+	idle     time.Duration // Timeouts.Idle
+	rfc      bool          // both sides speak as RFC 7609 is written, since neither is told otherwise
+	random   bool          // latencies, order
 	trace    bool
 	skip     map[int]bool // of what happens at random: planned, and from firstStep on to messages
 }
@@ -213,7 +215,7 @@ const (
 
 func newSim(o simOptions) *sim {
 	o.hosts = max(o.hosts, 2)
-	s := &sim{simOptions: o, start: time.Now().Add(-time.Hour), fab: simfab.New(uint32(o.seed) + 1)}
+	s := &sim{simOptions: o, kinds: map[string]int{}, start: time.Now().Add(-time.Hour), fab: simfab.New(uint32(o.seed) + 1)}
 	s.order = s.dice(forOrder, 0)
 	s.fab.Now, s.fab.Patience = s.since, patience
 	s.fab.Filter, s.fab.Latency = s.filter, s.latency
@@ -231,9 +233,10 @@ func newSim(o simOptions) *sim {
 			n, elements = max(1, o.rnics[i]), max(1, o.elements[i])
 		}
 		c := Config{
-			PeerID: smc.PeerID{0xF7, byte(i), 2, 0, 0, 0xAA, 0, byte(i + 1)}, RMBESize: MinRMBESize, Elements: elements, RFC: o.rfc,
-			Reserve: func(d int64) bool { h.reserved += d; return true },
-			Rand:    s.dice(forEngine, i).Uint32,
+			PeerID: smc.PeerID{0xF7, byte(i), 2, 0, 0, 0xAA, 0, byte(i + 1)}, RMBESize: MinRMBESize, Elements: elements,
+			Timeouts: Timeouts{Idle: o.idle},
+			Reserve:  func(d int64) bool { h.reserved += d; return true },
+			Rand:     s.dice(forEngine, i).Uint32,
 		}
 		for j := range n {
 			caps := verbs.Caps(0)
@@ -311,13 +314,17 @@ func (s *sim) filter(e simfab.Event) simfab.Verdict {
 	if e.Op == verbs.OpSend && cdc.Is(e.Msg) {
 		step.what = "cdc"
 		var m cdc.Message
-		if s.trace && m.Decode(e.Msg) == nil {
+		if m.Decode(e.Msg) == nil {
 			tell(m)
+			if m.Flags.Has(cdc.FailoverValidation) {
+				s.kinds["failover"]++
+			}
 		}
 	} else if e.Op == verbs.OpSend {
 		step.llc, step.what = true, "llc"
 		if m, err := llc.Decode(s.dialect(), e.Msg); err == nil {
 			step.what = m.Head().Type.String()
+			s.kinds[step.what]++
 			if step.what != llc.TypeTestLink.String() {
 				tell(m)
 			}

@@ -117,6 +117,7 @@ func (c scenario) everyStep(t *testing.T) {
 			continue // a datagram is queued at the peer or not
 		}
 		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
 			outcomes, failed := map[string]int{}, 0
 			for n := 0; ; n++ {
 				var hit *string
@@ -312,14 +313,19 @@ func TestEveryStepOfDeleteRKeyFails(t *testing.T) {
 
 // RFC 7609 §3.5.4.
 func TestEveryStepOfTheEndOfAnIdleGroupFails(t *testing.T) {
+	var kinds []simOptions
+	for _, o := range twoOrNone {
+		o.idle = 40 * time.Second
+		kinds = append(kinds, o)
+	}
 	scenario{
 		prepare: func(s *sim) { s.staying(2, 100) },
 		act: func(s *sim) {
 			s.release()
-			s.run(longest, nil)
+			s.run(2*time.Minute, nil)
 			firstContact(s)
 		},
-	}.in(t, [2]int{2, 2}, twoOrNone...)
+	}.in(t, [2]int{2, 2}, kinds...)
 }
 
 // RFC 7609 §4.6: with two links, whatever happens to one message costs no connection.

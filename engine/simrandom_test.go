@@ -204,7 +204,7 @@ func TestRandomFaults(t *testing.T) {
 		all   []string
 	}
 	kinds := map[string]*kind{}
-	first, began, outcomes := uint64(1), time.Now(), map[string]int{}
+	first, began, outcomes, messages := uint64(1), time.Now(), map[string]int{}, map[string]int{}
 	if *simTime > 0 {
 		first = uint64(began.UnixNano())
 	}
@@ -217,6 +217,9 @@ func TestRandomFaults(t *testing.T) {
 		s := simulate(t, randomOptions(seed), random)
 		for _, x := range s.ends {
 			outcomes[x.outcome()]++
+		}
+		for k, v := range s.kinds {
+			messages[k] += v
 		}
 		if len(s.failures) == 0 {
 			continue
@@ -235,10 +238,15 @@ func TestRandomFaults(t *testing.T) {
 			t.Error(shortest(t, randomOptions(k.first), random, k.all))
 		}
 	}
-	t.Logf("%d simulations, connections: %v", n, outcomes)
+	t.Logf("%d simulations, connections: %v, messages: %v", n, outcomes, messages)
 	for _, o := range []string{"smc", "fallback", "broken", "dead", "given up"} {
-		if *simSeeds >= 500 && outcomes[o] == 0 {
-			t.Errorf("no connection ends as %s: %v", o, outcomes)
+		if n >= 500 && outcomes[o] == 0 {
+			t.Errorf("no connection ends as %s", o)
+		}
+	}
+	for _, m := range []string{"CONFIRM LINK", "ADD LINK", "ADD LINK CONT", "DELETE LINK", "CONFIRM RKEY", "DELETE RKEY", "TEST LINK", "failover"} {
+		if n >= 500 && messages[m] == 0 {
+			t.Errorf("no %s", m)
 		}
 	}
 }

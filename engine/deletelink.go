@@ -151,8 +151,8 @@ func (g *LinkGroup) onDeleteLinkReply(l *Link, m *llc.DeleteLink) {
 	}
 	g.reset()
 	g.remove(x)
-	// After an attempt that has failed the next one waits for its timer (§C.8).
-	g.todo.addLink = g.todo.addLink || !x.why.unborn && !g.redundant() && g.spare() != nil
+	// One that never worked waits for its timer (§C.8).
+	g.todo.addLink = g.todo.addLink || x.worked && !g.redundant() && g.spare() != nil
 	g.next()
 }
 

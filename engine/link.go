@@ -26,6 +26,7 @@ type Link struct {
 	uid          smc.LinkUserID // for people, each side has its own
 	peerUID      smc.LinkUserID
 	state        fsm.Link // written by step only
+	worked       bool     // was ACTIVE
 	pd           verbs.PD
 	qp           verbs.QP
 	psn          roce.PSN // the first we send
@@ -91,7 +92,7 @@ func (l *Link) step(ev fsm.LinkEvent) {
 			Stringer("from", l.state).Stringer("to", next).Stringer("ev", ev).Msg("link")
 	}
 	if l.state = next; next == fsm.LinkActive {
-		l.heard = l.g.e.now
+		l.worked, l.heard = true, l.g.e.now
 	}
 }
 

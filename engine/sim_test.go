@@ -835,6 +835,12 @@ func (s *sim) legal(h *simHost) {
 		if peer := s.hosts[g.key.id[1]]; g.state == groupActive && !peer.dead && len(g.links) < min(2, max(len(h.devs), len(peer.devs))) && !s.mapped {
 			s.failf("%s: group %d has %d links", h.name, g.id, len(g.links))
 		}
+		if g.state == groupActive && g.x.state != fsm.Quiet {
+			s.failf("%s: group %d is in %s for ever", h.name, g.id, g.x.state)
+		}
+		if g.state == groupActive && !s.mapped {
+			s.mirrored(h, g)
+		}
 		if g.state == groupForming {
 			s.failf("%s: group %d is %s for ever", h.name, g.id, g.state)
 		}
@@ -845,6 +851,40 @@ func (s *sim) legal(h *simHost) {
 				}
 				s.failf("%s: connection %d is still in %s/%s", h.name, c.id, c.state, c.conn)
 			}
+		}
+	}
+}
+
+// mirrored: both sides of a link group know the same links and the same RMBs.
+func (s *sim) mirrored(h *simHost, g *LinkGroup) {
+	peer := s.hosts[g.key.id[1]]
+	if peer.dead {
+		return
+	}
+	for _, l := range g.links {
+		_, d := s.device(l.peer.GID)
+		var x *Link
+		for _, p := range peer.e.ports {
+			if p.dev == verbs.Device(d) {
+				x = p.links[l.peer.QPN]
+			}
+		}
+		if x == nil || x.num != l.num || x.peer.QPN != l.qp.QPN() || x.peer.GID != l.attr.GID || x.state != l.state {
+			s.failf("%s: the peer knows nothing of link %d of group %d", h.name, l.num, g.id)
+			continue
+		}
+		known := 0
+		for _, r := range g.rmbs {
+			t := r.token(l)
+			if m := x.remotes[t.RKey]; m != nil && m.tokens[x] == t {
+				known++
+			} else if r.confirmed && !r.retiring {
+				s.failf("%s: the peer does not know RMB %d of group %d on link %d", h.name, r.id, g.id, l.num)
+			}
+		}
+		// Linux goes on when there is no answer to DELETE RKEY.
+		if known != len(x.remotes) && s.rfc {
+			s.failf("%s: the peer knows %d RMBs of group %d on link %d, %d are there", h.name, len(x.remotes), g.id, l.num, known)
 		}
 	}
 }

@@ -103,9 +103,11 @@ type simEnd struct {
 	chunk         int // at most that many at once
 	pause         time.Duration
 	wake          time.Duration
-	ready         bool // with RNICs: it was woken, or goes on by itself
-	stay          bool // neither shuts down nor closes before it is told to
-	stayed        bool // was there before the faults
+	ready         bool       // with RNICs: it was woken, or goes on by itself
+	urgent        *rand.Rand // when the last byte of a write is urgent; nil = never
+	urgents       []uint64   // positions behind urgent bytes
+	stay          bool       // neither shuts down nor closes before it is told to
+	stayed        bool       // was there before the faults
 	sent, got     int
 	shut, sawEnd  bool
 	closed, reset bool
@@ -399,6 +401,9 @@ func (s *sim) dial(from, to *simHost, size [2]int) (client, server *simEnd) {
 		if s.random {
 			d := s.dice(forProgram, x.id)
 			x.chunk = 1 + max(size[0], size[1])/100 + d.IntN(1<<d.IntN(18))
+			if d.IntN(4) == 0 && !s.mapped {
+				x.urgent = d
+			}
 			x.pause = time.Duration(d.IntN(3)) * time.Duration(d.IntN(int(time.Millisecond)))
 		}
 	}
@@ -525,6 +530,9 @@ func (x *simEnd) work() bool {
 		if x.got != x.peer.sent {
 			x.s.failf("%s%d: end after %d bytes of %d", x.h.name, x.id, x.got, x.peer.sent)
 		}
+		if n := len(x.peer.urgents); n > 0 && (flags&Urgent == 0 || in.urg() != x.peer.urgents[n-1]) {
+			x.s.failf("%s%d: urgent data ends at %d, flags %d, want %d", x.h.name, x.id, in.urg(), flags, x.peer.urgents[n-1])
+		}
 	case n == 0 && x.sawEnd && (x.shut || flags&WriterClosed != 0):
 		x.close()
 		return true
@@ -545,6 +553,9 @@ func (x *simEnd) read() int {
 	if prod-cons > uint64(len(ring)) || int(prod) > x.peer.sent {
 		x.s.failf("%s%d: producer %d, consumer %d, ring of %d, %d were sent", x.h.name, x.id, prod, cons, len(ring), x.peer.sent)
 		panic(simPanic("the rings are wrong"))
+	}
+	if h.writerFlags()&Urgent != 0 && !x.s.mapped && !slices.Contains(x.peer.urgents, h.urg()) {
+		x.s.failf("%s%d: no urgent byte ends at %d", x.h.name, x.id, h.urg())
 	}
 	n := min(int(prod-cons), x.chunk)
 	for left := n; left > 0; {
@@ -575,6 +586,11 @@ func (x *simEnd) write() int {
 		at := int(prod) & (len(ring) - 1)
 		k := copy(ring[at:], x.flow(x.sent, left))
 		x.sent, prod, left = x.sent+k, prod+uint64(k), left-k
+	}
+	if n > 0 && x.urgent != nil && x.urgent.IntN(5) == 0 {
+		x.urgents = append(x.urgents, prod)
+		atomic.StoreUint64(&h.Urg, prod)
+		atomic.OrUint32(&h.WFlags, Urgent)
 	}
 	atomic.StoreUint64(&h.Prod, prod)
 	return n

@@ -40,6 +40,7 @@ type sim struct {
 	later    []func() // to be done when no engine is in the middle of something
 	timers   []simTimer
 	kinds    map[string]int // messages that flowed
+	doomed   map[roce.QPN]bool
 	planned  int
 	struck   []int // firstStep+n for each
 	failures []string
@@ -217,7 +218,7 @@ const (
 
 func newSim(o simOptions) *sim {
 	o.hosts = max(o.hosts, 2)
-	s := &sim{simOptions: o, kinds: map[string]int{}, start: time.Now().Add(-time.Hour), fab: simfab.New(uint32(o.seed) + 1)}
+	s := &sim{simOptions: o, kinds: map[string]int{}, doomed: map[roce.QPN]bool{}, start: time.Now().Add(-time.Hour), fab: simfab.New(uint32(o.seed) + 1)}
 	s.order = s.dice(forOrder, 0)
 	s.fab.Now, s.fab.Patience = s.since, patience
 	s.fab.Filter, s.fab.Latency = s.filter, s.latency
@@ -339,6 +340,9 @@ func (s *sim) filter(e simfab.Event) simfab.Verdict {
 	} else {
 		tell(fmt.Sprintf("%s of %d bytes", e.Op, len(e.Msg)))
 	}
+	if s.doomed[e.Src] {
+		return simfab.Drop
+	}
 	if s.judge == nil {
 		return simfab.Deliver
 	}
@@ -353,6 +357,18 @@ func (s *sim) filter(e simfab.Event) simfab.Verdict {
 		}
 	}
 	return v
+}
+
+// doom: the peer's RNIC answers, but nothing that it is sent reaches its memory any more; soon it is dead (RFC 7609
+// §4.6.1).
+func (s *sim) doom(st simStep) (simfab.Verdict, time.Duration) {
+	s.doomed[st.qp] = true
+	s.after(time.Duration(3*lan), func() {
+		s.tell("queue pairs %s and %s fail", st.qp, st.peer)
+		st.at.BreakQP(st.peer)
+		st.dev.BreakQP(st.qp)
+	})
+	return simfab.Drop, 0
 }
 
 func (x *simEnd) SendCLC(b []byte) error {
@@ -713,8 +729,15 @@ func (s *sim) run(d time.Duration, done func() bool) bool {
 }
 
 // more has all connections that stay carry n bytes more, both ways.
-func (s *sim) more(n int) {
-	for _, x := range s.ends {
+func (s *sim) more(n int) { s.moreEach(n, n) }
+
+// moreEach: to the server and to the client.
+func (s *sim) moreEach(up, down int) {
+	for i, x := range s.ends {
+		n := up
+		if i%2 == 1 {
+			n = down
+		}
 		if x.stay && !x.closed && x.err == nil && !x.fell {
 			x.size += n
 			x.ready = true

@@ -49,9 +49,9 @@ func (s *sim) arm(f simFault, n int) (hit *string) {
 		*hit = st.what
 		switch f {
 		case losing:
-			// A reliable connection loses what was written to memory only together with itself.
+			// A reliable connection loses data only together with itself.
 			if !st.llc {
-				return simfab.Break, 0
+				return s.doom(st)
 			}
 			return simfab.Drop, 0
 		case delaying:
@@ -330,14 +330,17 @@ func TestEveryStepOfTheEndOfAnIdleGroupFails(t *testing.T) {
 
 // RFC 7609 §4.6: with two links, whatever happens to one message costs no connection.
 func TestEveryStepOfDataTransferFails(t *testing.T) {
-	scenario{
-		prepare: func(s *sim) {
-			s.staying(2, 100)
-			s.mustHaveLinks(2)
-		},
-		act:      func(s *sim) { s.more(100_000) },
-		survives: true,
-	}.in(t, [2]int{2, 2}, twoRNICs...)
+	for name, n := range map[string][2]int{"both ways": {70_000, 70_000}, "to the server": {200_000, 0}, "to the client": {0, 200_000}} {
+		scenario{
+			name: name,
+			prepare: func(s *sim) {
+				s.staying(2, 100)
+				s.mustHaveLinks(2)
+			},
+			act:      func(s *sim) { s.moreEach(n[0], n[1]) },
+			survives: true,
+		}.in(t, [2]int{2, 2}, twoRNICs...)
+	}
 }
 
 // A failure during a failover.

@@ -59,10 +59,10 @@ func random(s *sim) {
 		}
 		switch d.IntN(8) {
 		case 0:
-			if st.llc {
-				return simfab.Drop, 0
+			if !st.llc {
+				return s.doom(st)
 			}
-			return simfab.Break, 0
+			return simfab.Drop, 0
 		case 1:
 			return simfab.Refuse, 0
 		case 2:

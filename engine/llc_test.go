@@ -837,3 +837,161 @@ func TestRecoveryFromLostLLC(t *testing.T) {
 		}
 	}
 }
+
+// bytes is a SEND of 44 bytes that begins with these.
+func (h *simHost) bytes(l *Link, b ...byte) {
+	defer h.e.enter(h.s.now())()
+	if err := l.postSend(append(b, make([]byte, 44-len(b))...), nil); err != nil {
+		panic(simPanic(err.Error()))
+	}
+}
+
+// RFC 7609 §C.7.1, second part: messages that are wrong, or out of step.
+func TestRecoveryFromWrongLLC(t *testing.T) {
+	const link1, link2 = 0, 1
+	first := func(s *sim) {
+		a, b := s.dial(s.hosts[0], s.hosts[1], [2]int{1000, 1000})
+		a.stay, b.stay = true, true
+	}
+	third := func(s *sim) { s.setDown(false, s.hosts[1].devs[2], s.hosts[0].devs[2]) }
+	link := func(h *simHost, n int) *Link { return h.group().links[n] }
+	for _, c := range []struct {
+		row     string
+		rnics   [2]int
+		dialect string // "" = both
+		act     func(*sim)
+		at      string // the message to be changed
+		change  func(*sim, overheard) llc.Message
+		want    []string
+		silent  string
+		links   []smc.LinkNum // afterwards; nil = whatever
+	}{
+		{"CONFIRM LINK from server, second link", [2]int{2, 2}, "", first, "B CONFIRM LINK 2",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.ConfirmLink); m.QPN++; return m },
+			[]string{"A DELETE LINK 2 (protocol violation)", "B DELETE LINK 2 (lost path)", "A DELETE LINK 2 rsp"}, "", []smc.LinkNum{1}},
+		{"CONFIRM LINK reply, second link", [2]int{2, 2}, "", first, "A CONFIRM LINK 2 rsp",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.ConfirmLink); m.MAC[0]++; return m },
+			[]string{"B DELETE LINK 2 (protocol violation)", "A DELETE LINK 2 rsp"}, "", []smc.LinkNum{1}},
+		{"ADD LINK with an undefined MTU", [2]int{2, 2}, "", first, "B ADD LINK 2",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLink); m.MTU = 9; return m },
+			[]string{"A ADD LINK 2 rejected (2) rsp"}, "", []smc.LinkNum{1}},
+		{"ADD LINK reply that makes a parallel link", [2]int{2, 1}, "", first, "A ADD LINK 2 rsp",
+			func(s *sim, o overheard) llc.Message {
+				m := o.m.(*llc.AddLink)
+				m.GID, m.MAC = s.hosts[0].devs[0].Attr().GID, s.hosts[0].devs[0].Attr().MAC
+				return m
+			},
+			[]string{"B DELETE LINK 2 (protocol violation)", "A DELETE LINK 2 rsp"}, "", []smc.LinkNum{1}},
+		{"ADD LINK reply with an undefined MTU", [2]int{2, 2}, "", first, "A ADD LINK 2 rsp",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLink); m.MTU = 0; return m },
+			[]string{"B DELETE LINK 2 (lost path)", "A DELETE LINK 2 rsp"}, "", []smc.LinkNum{1}},
+		{"ADD LINK with the number of another link", [2]int{3, 3}, "", third, "B ADD LINK 3",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLink); m.Link = 2; return m },
+			[]string{"A DELETE LINK 1 (lost path)", "B DELETE LINK 1 (lost path)"}, "", nil},
+		{"ADD LINK CONTINUATION of an unknown RMB", [2]int{3, 3}, "", third, "B ADD LINK CONT 3 left 1",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLinkCont); m.Pairs[0].Ref++; return m },
+			[]string{"A DELETE LINK 1 (lost path)", "B DELETE LINK 1 (lost path)", "A DELETE LINK 1 rsp"}, "", nil},
+		{"ADD LINK CONTINUATION reply of an unknown RMB", [2]int{3, 3}, "", third, "A ADD LINK CONT 3 left 1 rsp",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLinkCont); m.Pairs[0].Ref++; return m },
+			[]string{"B DELETE LINK 1 (lost path)", "A DELETE LINK 1 rsp", "B ADD LINK 4"}, "", nil},
+		{"CONFIRM RKEY that leaves out a link", [2]int{2, 2}, "", func(s *sim) { first(s) }, "B CONFIRM RKEY others 1",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.ConfirmRKey); m.NumOthers = 0; return m },
+			[]string{"A DELETE LINK 2 (lost path)"}, "", nil},
+		{"DELETE LINK from client, unknown", [2]int{2, 2}, "", func(s *sim) {
+			s.hosts[0].say(link(s.hosts[0], link1), &llc.DeleteLink{Link: 9})
+		}, "", nil, []string{"A DELETE LINK 9", "B DELETE LINK 9 (unknown link) rsp"}, "", []smc.LinkNum{1, 2}},
+		{"DELETE LINK from server, unknown", [2]int{2, 2}, "", func(s *sim) {
+			s.hosts[1].todo(func(g *LinkGroup) { g.links[0].send(&llc.DeleteLink{Link: 9}, nil) })
+		}, "", nil, []string{"B DELETE LINK 9", "A DELETE LINK 9 (unknown link) rsp"}, "", nil},
+		{"TEST LINK reply with other data", [2]int{2, 2}, "", func(s *sim) { s.run(40*time.Second, nil) }, "A TEST LINK rsp",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.TestLink); m.UserData[15]++; return m },
+			[]string{"B DELETE LINK 2 (lost path)", "A DELETE LINK 2 rsp"}, "", nil},
+		{"response nobody waits for", [2]int{2, 2}, "", func(s *sim) {
+			s.hosts[0].say(link(s.hosts[0], link2), &llc.ConfirmRKey{Reply: true})
+		}, "", nil, []string{"B DELETE LINK 2 (lost path)", "A DELETE LINK 2 rsp"}, "", nil},
+		{"ADD LINK CONTINUATION out of turn", [2]int{2, 2}, "", func(s *sim) {
+			s.hosts[1].say(link(s.hosts[1], link2), &llc.AddLinkCont{Link: 2})
+		}, "", nil, []string{"A DELETE LINK 2 (lost path)", "B DELETE LINK 2 (lost path)", "A DELETE LINK 2 rsp"}, "", nil},
+		{"CONFIRM RKEY CONTINUATION out of turn", [2]int{2, 2}, "", func(s *sim) {
+			s.hosts[1].say(link(s.hosts[1], link2), &llc.ConfirmRKeyCont{})
+		}, "", nil, []string{"A DELETE LINK 2 (lost path)", "B DELETE LINK 2 (lost path)", "A DELETE LINK 2 rsp"}, "", nil},
+		{"CONFIRM RKEY whose continuation does not come", [2]int{2, 2}, "", func(s *sim) {
+			l := link(s.hosts[0], link2)
+			t := s.hosts[0].group().rmbs[0].token(l)
+			l.stale[t] = true
+			s.hosts[0].say(l, &llc.ConfirmRKey{Token: t, NumOthers: 5})
+		}, "", nil, []string{"B CONFIRM RKEY others 5 rsp", "B DELETE LINK 2 (lost path)", "A DELETE LINK 2 rsp"}, "", nil},
+		{"optional message", [2]int{2, 2}, "", func(s *sim) { s.hosts[0].bytes(link(s.hosts[0], link2), 0x8F, 44) }, "", nil,
+			nil, "DELETE LINK", []smc.LinkNum{1, 2}},
+		{"unknown message, RFC", [2]int{2, 2}, "rfc", func(s *sim) { s.hosts[0].bytes(link(s.hosts[0], link2), 0x3F, 44) }, "", nil,
+			[]string{"B DELETE LINK 2 (lost path)"}, "", nil},
+		{"unknown message, Linux", [2]int{2, 2}, "linux", func(s *sim) { s.hosts[0].bytes(link(s.hosts[0], link2), 0x3F, 44) }, "", nil,
+			nil, "DELETE LINK", []smc.LinkNum{1, 2}},
+		{"wrong length", [2]int{2, 2}, "", func(s *sim) { s.hosts[0].bytes(link(s.hosts[0], link2), 7, 43) }, "", nil,
+			[]string{"B DELETE LINK 2 (lost path)"}, "", nil},
+	} {
+		for _, rfc := range []bool{false, true} {
+			if c.dialect == "rfc" && !rfc || c.dialect == "linux" && rfc {
+				continue
+			}
+			elements := [2]int{9, 9}
+			if strings.HasPrefix(c.row, "CONFIRM RKEY that") {
+				elements = [2]int{9, 1}
+			}
+			mustSimulate(t, fmt.Sprintf("%s, rfc %t", c.row, rfc), simOptions{rnics: c.rnics, elements: elements, rfc: rfc}, func(s *sim) {
+				fresh := c.at != "" && (strings.HasSuffix(c.at, " 2") || strings.HasSuffix(c.at, " 2 rsp"))
+				if c.rnics[0] == 3 {
+					s.setDown(true, s.hosts[0].devs[2], s.hosts[1].devs[2])
+				}
+				if !fresh {
+					s.staying(1, 100)
+				}
+				changed := c.at == ""
+				got := s.overhear(func(o overheard) (simfab.Verdict, time.Duration) {
+					if o.text == c.at && !changed {
+						changed = true
+						o.change(c.change(s, o))
+					}
+					return simfab.Deliver, 0
+				})
+				c.act(s)
+				s.run(5*time.Second, nil)
+				if !changed || !heard(got, c.want...) || c.silent != "" && strings.Contains(strings.Join(*got, ","), c.silent) {
+					s.failf("changed %t: %q, want %q", changed, *got, c.want)
+				}
+				if c.links != nil {
+					s.wantLinks(c.links...)
+				}
+				for i, x := range s.ends {
+					// Whom nobody told of the RMB on its link goes back to TCP.
+					if want := x.outcome(); want != "smc" && !(i >= 2 && want == "fallback") {
+						s.failf("%s%d: %s, %v", x.h.name, x.id, x.outcome(), x.err)
+					}
+				}
+				s.run(longest, nil)
+				s.inStep()
+			})
+		}
+	}
+}
+
+// todo has the engine of a host do something.
+func (h *simHost) todo(fn func(*LinkGroup)) {
+	defer h.e.enter(h.s.now())()
+	fn(h.group())
+}
+
+// RFC 7609 §C.7.1: what the server sends over a link that the client has had deleted is ignored, but not the end of all.
+func TestDeletedLinkIsIgnored(t *testing.T) {
+	mustSimulate(t, "ignored", simOptions{rnics: [2]int{2, 2}}, func(s *sim) {
+		s.staying(1, 100)
+		got := s.collide("A DELETE LINK 2 orderly rsp", func() { s.deleteLink(s.hosts[1]) }, func() {
+			s.hosts[1].say(s.hosts[1].group().links[1], &llc.TestLink{})
+			s.hosts[1].say(s.hosts[1].group().links[1], &llc.ConfirmRKey{Token: smc.RToken{RKey: 1}})
+		})
+		s.run(3*time.Second, nil)
+		if heard(got, "A TEST LINK rsp") || heard(got, "A CONFIRM RKEY others 0 rsp") || !heard(got, "B TEST LINK") {
+			s.failf("%q", *got)
+		}
+	})
+}

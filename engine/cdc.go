@@ -132,9 +132,6 @@ func (l *Link) carried(done verbs.Completion) {
 	*p = posting{}
 	if done.Status != verbs.StatusOK {
 		l.fail()
-		if c != nil && c.link == l && c.next != nil {
-			c.move(c.next, true) // it was to leave in order
-		}
 		return
 	}
 	if c != nil && c.link == l {
@@ -246,11 +243,15 @@ func (c *Conn) onCDC(l *Link, m cdc.Message) {
 	if !c.told || c.group == nil {
 		return // nobody could know the token
 	}
+	// Only who has all of our answers sends data: they arrived, whatever becomes of the acknowledgments.
 	if c.state == fsm.ReplyPosted {
-		// Only who has our CONFIRM LINK sends data: it arrived, whatever becomes of the acknowledgment.
-		if c.linkSent(verbs.StatusOK); c.group == nil {
-			return
-		}
+		c.linkSent(verbs.StatusOK)
+	}
+	if c.group != nil && c.group.first == c && c.group.settling {
+		c.group.settled(verbs.StatusOK)
+	}
+	if c.group == nil {
+		return
 	}
 	c.receiver()
 	switch {

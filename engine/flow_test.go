@@ -463,3 +463,113 @@ func TestHostileCDC(t *testing.T) {
 		})
 	}
 }
+
+// The peer is told that this side is done with its element only when no write may have to be repeated.
+func TestCloseWaitsForAcknowledgments(t *testing.T) {
+	mustSimulate(t, "acknowledgments", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		a.more(1000)
+		a.work()
+		a.close()
+		if c := a.c; c.inflight == 0 || c.stream.conn != 0 || c.conn != fsm.Active {
+			s.failf("%d in flight, told %s in %s", c.inflight, c.stream.conn, c.conn)
+		}
+		b.stay = false
+		s.run(time.Millisecond, nil)
+		if b.err != nil || b.got != a.sent {
+			s.failf("%v, %d bytes of %d", b.err, b.got, a.sent)
+		}
+		s.free()
+	})
+}
+
+// An element, and the send buffer that belongs to it, is not given back while the RNIC still reads there, or while the
+// peer has not been told.
+func TestElementWaitsForItsWorkRequests(t *testing.T) {
+	mustSimulate(t, "in flight", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.close()
+		a.more(100_000) // more than fits
+		a.work()
+		s.run(lan, nil)
+		s.wantErr(a, ErrUndone)
+		a.close()
+		if a.c.conn != fsm.Closed || a.c.inflight == 0 || a.c.group == nil {
+			s.failf("in %s with %d in flight, given back %t", a.c.conn, a.c.inflight, a.c.group == nil)
+		}
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+	mustSimulate(t, "not told", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.wake, a.wake = s.since()+time.Hour, s.since()+time.Hour
+		b.close()
+		s.run(time.Millisecond, nil)
+		q := &a.c.link.queue
+		q.busy += sendWRs
+		a.c.Abort(ErrEOF, s.now())
+		a.close()
+		if a.c.conn != fsm.Closed || a.c.group == nil {
+			s.failf("in %s, given back %t", a.c.conn, a.c.group == nil)
+		}
+		q.busy -= sendWRs
+		func() { defer a.h.e.enter(s.now())(); a.c.link.next() }()
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// RFC 7609 §4.8.2, 1A: behind an abort nothing reaches the program any more.
+func TestNothingIsTakenBehindAnAbort(t *testing.T) {
+	mustSimulate(t, "behind", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.more(1000)
+		b.work()
+		was := a.c.stream
+		a.c.Abort(ErrEOF, s.now())
+		s.run(time.Millisecond, nil)
+		if was.prod != 100 || was.recvSeq < 3 {
+			s.failf("%d bytes, %s messages", was.prod, was.recvSeq)
+		}
+		s.wantErr(b, ErrAborted)
+	})
+}
+
+// RFC 7609 §3.5.2.4: the client's bytes are there before its Confirm; the program gets them behind it.
+func TestDataOvertakesConfirm(t *testing.T) {
+	mustSimulate(t, "overtakes", simOptions{}, func(s *sim) {
+		s.pair()
+		s.strike = func(st simStep) (bool, time.Duration) {
+			return false, map[bool]time.Duration{true: time.Second}[st.what == "CONFIRM"]
+		}
+		a, b := s.dial(s.hosts[0], s.hosts[1], [2]int{30_000, 1000})
+		s.run(time.Millisecond, nil)
+		if a.rings == nil || b.rings != nil || b.c.stream == nil || b.c.stream.prod != 30_000 {
+			s.failf("client established %t, server %t", a.rings != nil, b.rings != nil)
+		}
+		s.run(2*time.Second, s.allOver)
+		if b.err != nil || b.got != 30_000 || a.got != 1000 {
+			s.failf("%v, %d and %d bytes", b.err, a.got, b.got)
+		}
+	})
+}
+
+// Data proves that the answers of a first contact have arrived, whatever becomes of their acknowledgment.
+func TestDataAcknowledgesConfirmLink(t *testing.T) {
+	mustSimulate(t, "acknowledges", simOptions{}, func(s *sim) {
+		n := 0
+		s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+			if st.what == "CONFIRM LINK" {
+				if n++; n == 2 {
+					return simfab.Unacked, 0
+				}
+			}
+			return simfab.Deliver, 0
+		}
+		a, b := s.dial(s.hosts[0], s.hosts[1], [2]int{0, 1000})
+		s.run(time.Millisecond, nil)
+		if a.outcome() != "smc" || b.outcome() != "smc" || a.got != 1000 {
+			s.failf("%s and %s, %d bytes", a.outcome(), b.outcome(), a.got)
+		}
+	})
+}

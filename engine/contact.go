@@ -195,10 +195,13 @@ func (c *Conn) onProposal(b []byte) {
 	switch {
 	case !m.OffersV1():
 		c.fail(clc.DeclineMode)
-	case m.PeerID.IsZero() || m.GID.IsZero() || c.e.portTo(m.GID) == nil:
+	case m.PeerID.IsZero() || m.GID.IsZero():
 		c.fail(clc.DeclineNoRDMA)
 	default:
-		c.port = c.e.portTo(m.GID)
+		if c.port = c.e.portTo(m.GID); c.port == nil {
+			c.fail(clc.DeclineNoRDMA)
+			return
+		}
 		c.choose()
 	}
 }

@@ -79,7 +79,10 @@ func (g *LinkGroup) load() map[*Link]int {
 
 // lightest returns the link with the fewest connections over which this one's peer can be reached; nil if there is none.
 func (g *LinkGroup) lightest(c *Conn) (best *Link) {
-	load := g.load()
+	var load map[*Link]int
+	if len(g.links) > 1 {
+		load = g.load() // as long as there are connections
+	}
 	for _, l := range g.links {
 		if l.state != fsm.LinkActive {
 			continue

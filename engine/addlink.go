@@ -375,7 +375,7 @@ func (g *LinkGroup) accept(m *llc.AddLink) (*Link, llc.RejectReason) {
 // invite tells the server of an RNIC that is free. It answers or not (§3.5.5.1.2).
 func (g *LinkGroup) invite(p *port) {
 	if l := g.active(); l != nil {
-		l.send(&llc.AddLink{MAC: p.attr.MAC, GID: p.attr.GID, MTU: p.attr.MTU}, nil)
+		l.send(&llc.AddLink{MAC: p.attr.MAC, GID: p.attr.GID}, nil)
 	}
 }
 

@@ -123,8 +123,9 @@ func (c *Conn) useLink() {
 		}
 	}
 	if l == nil {
-		// §C.4: the server believes in a link that we do not know.
-		c.outOfSync = true
+		// §C.4: the server believes in a link that we do not know. If a link group with it is there, that link has just
+		// been deleted; with the S bit it would take the whole group down.
+		c.outOfSync = len(c.e.byPeer[peerKey{RoleClient, c.peer.PeerID}]) == 0
 		c.fail(clc.DeclineSync)
 		return
 	}

@@ -454,5 +454,7 @@ func (c *Conn) cut() {
 	c.inflight, c.link, c.next = 0, nil, nil
 	c.silence()
 	c.err = ErrLinksLost
-	c.step(fsm.RecvGarbage)
+	if c.step(fsm.RecvGarbage); c.closing {
+		c.sweep()
+	}
 }

@@ -995,3 +995,132 @@ func TestDeletedLinkIsIgnored(t *testing.T) {
 		}
 	})
 }
+
+// LLC messages have the bytes of those that Linux sends over two links, but for the values that differ from peer to peer.
+func TestLLCHasTheShapeOfLinux(t *testing.T) {
+	sent := map[string][]byte{}
+	keep := func(s *sim) {
+		s.overhear(func(o overheard) (simfab.Verdict, time.Duration) {
+			sent[o.text] = slices.Clone(o.e.Msg)
+			return simfab.Deliver, 0
+		})
+	}
+	mustSimulate(t, "two RNICs", simOptions{rnics: [2]int{2, 2}, elements: [2]int{1, 1}}, func(s *sim) {
+		keep(s)
+		s.setDown(true, s.hosts[0].devs[1])
+		s.staying(2, 100)
+		s.setDown(false, s.hosts[0].devs[1])
+		s.run(time.Second, nil)
+		s.staying(1, 100)
+		s.ends[0].stay, s.ends[0].stayed, s.ends[0].ready = false, false, true
+		s.ends[1].stay, s.ends[1].stayed, s.ends[1].ready = false, false, true
+		s.run(3*time.Duration(shrinkAfter), nil)
+		s.deleteLink(s.hosts[0])
+		s.run(time.Second, nil)
+	})
+	mustSimulate(t, "one RNIC", simOptions{}, func(s *sim) {
+		keep(s)
+		s.staying(1, 100)
+	})
+	addLink := [][2]int{{4, 10}, {12, 28}, {28, 31}, {31, 32}, {32, 33}, {33, 36}}
+	pairs := [][2]int{{4, 5}, {8, 40}}
+	tokens := [][2]int{{5, 17}, {17, 30}}
+	for _, c := range []struct {
+		msg, golden string
+		vary        [][2]int
+	}{
+		{"B ADD LINK 3", "add-link-req-from_A", addLink},
+		{"A ADD LINK 3 rsp", "add-link-rsp-from_B", addLink},
+		{"A ADD LINK 2 rejected (1) rsp", "add-link-rsp-flags_c0-from_B", addLink},
+		{"A ADD LINK 0", "add-link-req-from_B", addLink[:2]},
+		{"B ADD LINK CONT 3 left 2", "add-link-cont-req-remaining_2-from_A", pairs},
+		{"A ADD LINK CONT 3 left 2 rsp", "add-link-cont-rsp-remaining_2-from_B", pairs},
+		{"B DELETE LINK 2 orderly (asymmetric link not needed)", "delete-link-req-flags_20-reason_00050000-from_A", [][2]int{{4, 5}}},
+		{"A DELETE LINK 2 orderly rsp", "delete-link-rsp-flags_a0-reason_00000000-from_B", [][2]int{{4, 5}}},
+		{"B CONFIRM RKEY others 1", "confirm-rkey-req-other_1-from_A", tokens},
+		{"B CONFIRM RKEY others 1 rsp", "confirm-rkey-rsp-other_1-from_A", tokens},
+		{"A DELETE RKEY 1", "delete-rkey-req-from_B", [][2]int{{8, 12}}},
+		{"B DELETE RKEY 1 rsp", "delete-rkey-rsp-from_A", [][2]int{{8, 12}}},
+		{"A TEST LINK", "test-link-req-from_B", [][2]int{{4, 20}}},
+		{"B TEST LINK rsp", "test-link-rsp-from_A", [][2]int{{4, 20}}},
+	} {
+		golden, got := readHex(t, "../../abi/llc/testdata/v1-"+c.golden), sent[c.msg]
+		if len(got) != len(golden) {
+			t.Errorf("%s has %d bytes, Linux sends %d", c.msg, len(got), len(golden))
+			continue
+		}
+		for _, v := range c.vary {
+			clear(got[v[0]:v[1]])
+			clear(golden[v[0]:v[1]])
+		}
+		if !slices.Equal(got, golden) {
+			t.Errorf("%s:\n%x, Linux has\n%x", c.msg, got, golden)
+		}
+	}
+}
+
+// RFC 7609 §C.1, §C.4: a link that fails between Accept and Confirm. Another one of the link group takes over, and the
+// TCP connection that was being negotiated does not notice.
+func TestLinkFailsDuringSubsequentContact(t *testing.T) {
+	for _, late := range []string{"ACCEPT", "CONFIRM"} {
+		for _, side := range []int{0, 1} {
+			mustSimulate(t, fmt.Sprintf("%s, %d", late, side), simOptions{rnics: [2]int{2, 2}}, func(s *sim) {
+				s.staying(1, 100)
+				var chosen *Link
+				s.strike = func(st simStep) (bool, time.Duration) {
+					if st.what != late {
+						return false, 0
+					}
+					chosen = s.ends[3].c.link
+					s.later = append(s.later, s.hosts[side].group().link(chosen.num).breakQP)
+					return false, time.Millisecond
+				}
+				a, b := s.dial(s.hosts[0], s.hosts[1], [2]int{1000, 1000})
+				s.run(2*time.Second, nil)
+				if chosen == nil || chosen.state != fsm.LinkDown {
+					s.failf("the link has not failed")
+				}
+				if a.outcome() != b.outcome() || a.outcome() == "fallback" && late == "CONFIRM" {
+					s.failf("%s, %s: %v, %v", a.outcome(), b.outcome(), a.err, b.err)
+				}
+				if s.ends[0].err != nil || s.ends[1].err != nil {
+					s.failf("the other connection: %v, %v", s.ends[0].err, s.ends[1].err)
+				}
+			})
+		}
+	}
+}
+
+// RFC 7609 §3.5.3: a parallel link group has links of its own, over the same RNICs.
+func TestParallelGroupHasItsOwnLinks(t *testing.T) {
+	mustSimulate(t, "parallel", simOptions{rnics: [2]int{2, 2}, elements: [2]int{1, 1}}, func(s *sim) {
+		s.staying(1, 100)
+		full := s.hosts[1].group()
+		for len(full.rmbs) < maxRMBs {
+			full.rmbs = append(full.rmbs, &RMB{g: full, used: []bool{true}, inUse: 1})
+		}
+		s.staying(1, 100)
+		full.rmbs = full.rmbs[:1]
+		for _, h := range s.hosts {
+			g := h.e.sortedGroups()
+			if len(g) != 2 || len(g[0].links) != 2 || len(g[1].links) != 2 {
+				s.failf("%s: %d link groups", h.name, len(g))
+			}
+		}
+		s.more(5000)
+	})
+}
+
+// RFC 7609 §2.3: new connections go where there are few.
+func TestConnectionsAreSpreadOverLinks(t *testing.T) {
+	mustSimulate(t, "spread", simOptions{rnics: [2]int{4, 4}}, func(s *sim) {
+		s.staying(12, 100)
+		for _, h := range s.hosts {
+			for l, n := range h.group().load() {
+				if l == nil || n != 3 {
+					s.failf("%s: %d connections on %v", h.name, n, l)
+				}
+			}
+		}
+	})
+}

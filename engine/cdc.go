@@ -275,6 +275,7 @@ func (c *Conn) take(m cdc.Message) {
 		return
 	}
 	if !c.opened() {
+		c.sweep()
 		return
 	}
 	if s.prod != prod || s.peerConn != was || m.Flags.Has(cdc.UrgentPending) {
@@ -413,7 +414,8 @@ func (c *Conn) guard() {
 
 func (c *Conn) closeTimeout() {
 	s := c.stream
-	if s == nil || c.group == nil {
+	if !c.opened() {
+		c.sweep() // a negotiation that broke: see streamOver
 		return
 	}
 	if s.conn&(cdc.Closed|cdc.Aborted) == 0 {

@@ -270,6 +270,7 @@ func (c *Conn) end() {
 		// The peer may still send its Confirm and write.
 		c.remote.drop(c)
 		c.closing, c.since = true, c.e.now
+		c.e.after(&c.timer, time.Duration(abandoned))
 		c.sweep()
 	default:
 		c.release()

@@ -573,3 +573,40 @@ func TestDataAcknowledgesConfirmLink(t *testing.T) {
 		}
 	})
 }
+
+// A negotiation that broke when the client could write already: its element is free when the client is done, or has been
+// silent for long.
+func TestElementThatTheClientAloneKnows(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		mustSimulate(t, fmt.Sprint("silent ", silent), simOptions{}, func(s *sim) {
+			s.pair()
+			s.strike = func(st simStep) (bool, time.Duration) { return st.what == "CONFIRM", 0 }
+			a, b := s.dial(s.hosts[0], s.hosts[1], [2]int{1000, 1000})
+			a.stay = true
+			s.run(5*time.Second, nil)
+			if a.rings == nil {
+				s.failf("client %s", a.outcome())
+			}
+			a.wake = s.since() + time.Hour
+			s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+				if silent && st.what == "cdc" && st.from == a.h {
+					return simfab.Drop, 0
+				}
+				return simfab.Deliver, 0
+			}
+			s.run(2*time.Second, nil)
+			if b.outcome() != "broken" || len(a.in) > 0 {
+				s.failf("server %s", b.outcome())
+			}
+			s.run(time.Second, nil)
+			if free := b.c.group == nil; free == silent {
+				s.failf("given back %t", free)
+			}
+			s.run(abandonedFor, nil)
+			if b.c.group != nil {
+				s.failf("never given back")
+			}
+			s.judge = nil
+		})
+	}
+}

@@ -418,6 +418,7 @@ func TestUrgentData(t *testing.T) {
 		out, in := headAt(a.rings.PeerHead), headAt(b.rings.LocalHead)
 		out.setUrg(103)
 		out.flagWriter(Urgent)
+		a.urgents = append(a.urgents, 103)
 		a.more(3)
 		s.run(time.Millisecond, nil)
 		a.more(1000)

@@ -13,7 +13,7 @@ const HeadSize = 256
 const (
 	WriterDone   uint32 = 1 // WFlags: the writer has shut down sending: "sending done" of CDC, RFC 7609 §4.8
 	WriterClosed uint32 = 2 // WFlags: the writer's last holder closed: PeerConnectionClosed
-	Urgent       uint32 = 4 // WFlags: Urg holds the position behind the last urgent byte: "urgent present" of CDC
+	Urgent       uint32 = 4 // WFlags: Urg, set before Prod, is the position behind the last urgent byte: "urgent present" of CDC
 	UrgentComing uint32 = 8 // WFlags: urgent data waits for room: "urgent pending" of CDC
 	ReaderClosed uint32 = 1 // RFlags: the reader's last holder closed
 )

@@ -93,27 +93,43 @@ func TestDelayKeepsTheOrderOfAQueuePair(t *testing.T) {
 }
 
 func TestNoAnswerIsKnownWhenPatienceEnds(t *testing.T) {
-	for name, off := range map[string]func(*clocked) (on func()){
-		"cut": func(c *clocked) func() {
+	// port takes a port down, and tells its host so.
+	port := func(t *testing.T, e *verbstest.End) func() {
+		e.Dev.(*Device).SetDown(true)
+		event(t, e)
+		return func() {
+			e.Dev.(*Device).SetDown(false)
+			event(t, e)
+		}
+	}
+	for name, off := range map[string]func(*testing.T, *clocked) (on func()){
+		"cut": func(_ *testing.T, c *clocked) func() {
 			c.f.Cut(c.A.(*Device), c.B.(*Device))
 			return func() { c.f.Repair(c.B.(*Device), c.A.(*Device)) }
 		},
-		"peer's port down": func(c *clocked) func() {
-			c.B.(*Device).SetDown(true)
-			return func() { c.B.(*Device).SetDown(false) }
-		},
-		"own port down": func(c *clocked) func() {
-			c.A.(*Device).SetDown(true)
+		"peer's port down": func(t *testing.T, c *clocked) func() { return port(t, c.b) },
+		"own port down": func(t *testing.T, c *clocked) func() {
+			on := port(t, c.a)
 			if c.A.Reachable(c.A.Attr().GID) || c.A.Reachable(c.B.Attr().GID) {
 				t.Error("reachable without a port")
 			}
-			return func() { c.A.(*Device).SetDown(false) }
+			return on
+		},
+		"all down": func(t *testing.T, c *clocked) func() {
+			port(t, c.a)
+			port(t, c.b)
+			c.f.Cut(c.A.(*Device), c.B.(*Device))
+			return func() {
+				c.f.RepairAll()
+				event(t, c.a)
+				event(t, c.b)
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newClocked(t)
 			c.recv(t, c.b, 1)
-			on := off(c)
+			on := off(t, c)
 			c.send(t, c.a, 10, "x")
 			c.until(time.Second / 2)
 			c.a.Poll(t)
@@ -124,7 +140,7 @@ func TestNoAnswerIsKnownWhenPatienceEnds(t *testing.T) {
 
 			c.recv(t, c.b, 2)
 			c.recv(t, c.a, 3)
-			off(c)
+			on = off(t, c)
 			c.send(t, c.a, 11, "y")
 			c.send(t, c.a, 12, "z")
 			c.until(2*time.Second - 1)
@@ -147,6 +163,15 @@ func TestNoAnswerIsKnownWhenPatienceEnds(t *testing.T) {
 				verbs.Completion{ID: 2, Op: verbs.OpRecv, Status: verbs.StatusFlushed})
 			verbstest.Finish(t, c.Pair, c.a, c.b)
 		})
+	}
+}
+
+// event takes the word that a port has changed.
+func event(t *testing.T, e *verbstest.End) {
+	t.Helper()
+	var got [2]verbs.Completion
+	if n := e.CQ.Poll(got[:]); n != 1 || got[0] != (verbs.Completion{Op: verbs.OpPort}) {
+		t.Fatalf("%d completions %+v", n, got)
 	}
 }
 

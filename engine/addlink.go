@@ -292,7 +292,7 @@ func (g *LinkGroup) onCont(l *Link, m *llc.AddLinkCont) {
 func (g *LinkGroup) onAddLink(l *Link, m *llc.AddLink) {
 	x := &g.x
 	old := *x
-	if _, err := x.state.On(fsm.RecvAddLink); err != nil || g.link(m.Link) != nil && g.link(m.Link) != old.link {
+	if _, err := x.state.On(fsm.RecvAddLink); err != nil || m.Link == 0 || g.link(m.Link) != nil && g.link(m.Link) != old.link {
 		l.protocol(errUnexpected)
 		return
 	}
@@ -437,7 +437,8 @@ func (g *LinkGroup) linkUp(l *Link) {
 	g.e.log.Info().Uint32("lgr", uint32(g.id)).Uint8("link", uint8(l.num)).Msg("link up")
 	l.watch()
 	g.unwait()
-	g.balance(l)
+	g.unpause()
+	g.rebalance()
 	if g.key.role != RoleServer {
 		return
 	}

@@ -34,7 +34,9 @@ func (g *LinkGroup) alone(l *Link) bool {
 func (l *Link) fail() {
 	g := l.g
 	switch {
-	case l.state == fsm.LinkDown || l.state == fsm.LinkDeleting || g.state == groupDown:
+	case l.state == fsm.LinkDown || g.state == groupDown:
+	case l.state == fsm.LinkDeleting:
+		g.failover(l) // whoever was leaving in order
 	case l == g.x.link:
 		g.newLinkFailed()
 	case g.alone(l):
@@ -88,6 +90,7 @@ func (g *LinkGroup) remove(l *Link) {
 	l.forget()
 	g.links = slices.DeleteFunc(g.links, func(x *Link) bool { return x == l })
 	g.settling = false
+	g.unpause()
 	// What was sent over it last may have been the answer for another link: no completion comes any more.
 	for _, id := range slices.Sorted(maps.Keys(l.sent)) {
 		done := l.sent[id]

@@ -133,9 +133,14 @@ func (g *LinkGroup) hold() {
 }
 
 func (g *LinkGroup) unhold() {
+	g.unpause()
+	g.next()
+}
+
+// unpause: the links have changed, which may be what the peer was busy with.
+func (g *LinkGroup) unpause() {
 	g.e.timers.stop(&g.todo.pause)
 	g.todo.paused = false
-	g.next()
 }
 
 // timeout: §C.7.1, row by row. A send that fails takes the same way, since it fails the link.

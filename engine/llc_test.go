@@ -620,6 +620,13 @@ func TestCollisions(t *testing.T) {
 			w.a.group().announce(r)
 		}, []string{"A CONFIRM RKEY others 0", "B CONFIRM RKEY others 0 negative retry rsp"}, "B CONFIRM RKEY others 2 rsp",
 			[]string{"A CONFIRM LINK 3 rsp", "A CONFIRM RKEY others 2", "B CONFIRM RKEY others 2 rsp"}, false},
+		// Linux announces an RMB with each connection that uses it.
+		{"ADD LINK and CONFIRM RKEY of the client for an RMB that is known", [2]int{9, 9}, "B CONFIRM LINK 3", addLink, func(w world) {
+			g := w.a.group()
+			l, r := g.links[1], g.rmbs[0]
+			l.stale[r.token(l)] = true
+			w.a.say(l, &llc.ConfirmRKey{Token: r.token(l), NumOthers: 1, Others: [2]llc.LinkRToken{{Link: 1, Token: r.token(g.links[0])}}})
+		}, []string{"A CONFIRM RKEY others 1", "B CONFIRM RKEY others 1 rsp"}, "", nil, false},
 		// §3.5.5.3.2
 		{"DELETE LINK and TEST LINK of the client", [2]int{9, 9}, "A DELETE LINK 2 orderly rsp", deleteLink, test(a), []string{"A TEST LINK", "B TEST LINK rsp"}, "", nil, false},
 		{"DELETE LINK and ADD LINK of the client", [2]int{9, 9}, "A DELETE LINK 2 orderly rsp", deleteLink, func(w world) {

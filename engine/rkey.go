@@ -203,7 +203,7 @@ func (l *Link) onConfirmRKey(m *llc.ConfirmRKey) {
 	}
 	reply := *m
 	reply.Reply, reply.Retry = true, false
-	if g.x.state.ChangesLinks() {
+	if g.x.state.ChangesLinks() && !l.knows(m) {
 		// §3.5.5.3.1, §3.5.5.3.2: the RTokens would not be those of the links that there will be.
 		reply.Negative, reply.Retry = true, true
 		l.send(&reply, nil)
@@ -227,6 +227,20 @@ func (l *Link) onConfirmRKey(m *llc.ConfirmRKey) {
 		return
 	}
 	g.complete(r)
+}
+
+// knows reports whether a CONFIRM RKEY tells nothing new.
+func (l *Link) knows(m *llc.ConfirmRKey) bool {
+	r := l.remote(m.Token)
+	if r == nil || r.gone || m.More() {
+		return false
+	}
+	for _, o := range m.Others[:m.Count()] {
+		if x := l.g.link(o.Link); x == nil || r.tokens[x] != o.Token {
+			return false
+		}
+	}
+	return true
 }
 
 func (l *Link) onConfirmRKeyCont(m *llc.ConfirmRKeyCont) {

@@ -411,6 +411,7 @@ func TestErrorMaskOfDeleteRKey(t *testing.T) {
 			if !r.gone || len(r.use) != 1 {
 				s.failf("%+v", r)
 			}
+			r.gone = false // it was not meant
 		}
 	})
 }

@@ -72,7 +72,7 @@ func (q *wireQP) MapRemote(roce.RKey, roce.VAddr) (verbs.RemoteMR, error) {
 
 func (d *wire) AllocMemory(n int) (verbs.Memory, error) { return &wireMemory{make([]byte, n)}, nil }
 
-func (p wirePD) Register(m verbs.Memory) (verbs.MR, error) {
+func (p wirePD) Register(m verbs.Memory, _ verbs.Access) (verbs.MR, error) {
 	r := &wireMR{m.(*wireMemory), roce.RKey(len(p.mrs))}
 	p.mrs = append(p.mrs, r)
 	return r, nil

@@ -71,9 +71,15 @@ func (g *LinkGroup) newRMB() (*RMB, error) {
 }
 
 func (r *RMB) register(l *Link) error {
-	mr, err := l.pd.Register(r.mem)
-	if err == nil {
-		r.mrs[l] = mr
+	mr, err := l.pd.Register(r.mem, verbs.RemoteWrite)
+	if err != nil {
+		return err
+	}
+	if r.mrs[l] = mr; r.out == nil {
+		return nil
+	}
+	if mr, err = l.pd.Register(r.out, verbs.Local); err == nil {
+		r.outs[l] = mr
 	}
 	return err
 }

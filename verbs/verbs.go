@@ -94,9 +94,17 @@ type Memory interface {
 	Close() error
 }
 
+// Access says what a region is for. RKeys can be guessed: what the peer has no business in is Local.
+type Access uint8
+
+const (
+	Local       Access = iota // a source for PostWrite
+	RemoteWrite               // the peer writes there, or maps it
+)
+
 // PD is a protection domain: RKeys of its regions are good on its queue pairs only (RFC 7609 §2.1: one for every link).
 type PD interface {
-	Register(m Memory) (MR, error)
+	Register(m Memory, a Access) (MR, error)
 	CreateQP(cq CQ, cap QPCap) (QP, error)
 	Close() error
 }

@@ -197,7 +197,7 @@ func (q *qp) PostSend(id verbs.WRID, msg []byte) error {
 func (q *qp) Export(m verbs.MR) error {
 	r, ok := m.(*mr)
 	switch {
-	case !ok || r.pd != q.pd:
+	case !ok || r.pd != q.pd || r.access != verbs.RemoteWrite:
 		return verbs.ErrForeign
 	case r.pd.mrs[r.key] != r:
 		return verbs.ErrClosed

@@ -195,7 +195,7 @@ type pd struct {
 	done bool
 }
 
-func (p *pd) Register(m verbs.Memory) (verbs.MR, error) {
+func (p *pd) Register(m verbs.Memory, a verbs.Access) (verbs.MR, error) {
 	mem, ok := m.(*memory)
 	if !ok || mem.d.host != p.d.host {
 		return nil, verbs.ErrForeign
@@ -205,7 +205,7 @@ func (p *pd) Register(m verbs.Memory) (verbs.MR, error) {
 	}
 	mem.used++
 	p.d.open.MRs++
-	r := &mr{p, mem, roce.RKey(p.d.f.random()), roce.VAddr(p.d.f.random()) << 12, true}
+	r := &mr{p, mem, roce.RKey(p.d.f.random()), roce.VAddr(p.d.f.random()) << 12, a, true}
 	p.mrs = append(p.mrs, r)
 	return r, nil
 }
@@ -244,7 +244,7 @@ func (p *pd) Close() error {
 
 func (p *pd) find(key roce.RKey, addr roce.VAddr, n int) []byte {
 	for _, r := range p.mrs {
-		if r.key == key {
+		if r.key == key && r.access == verbs.RemoteWrite {
 			return r.slice(addr, n)
 		}
 	}
@@ -252,11 +252,12 @@ func (p *pd) find(key roce.RKey, addr roce.VAddr, n int) []byte {
 }
 
 type mr struct {
-	pd   *pd
-	mem  *memory
-	key  roce.RKey
-	addr roce.VAddr
-	live bool
+	pd     *pd
+	mem    *memory
+	key    roce.RKey
+	addr   roce.VAddr
+	access verbs.Access
+	live   bool
 }
 
 func (r *mr) Bytes() []byte    { return r.mem.b }

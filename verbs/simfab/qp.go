@@ -414,7 +414,7 @@ func (q *qp) Export(m verbs.MR) error {
 	switch {
 	case !q.d.mapped():
 		return verbs.ErrNotMapped
-	case !ok || r.pd != q.pd:
+	case !ok || r.pd != q.pd || r.access != verbs.RemoteWrite:
 		return verbs.ErrForeign
 	case !r.live:
 		return verbs.ErrClosed

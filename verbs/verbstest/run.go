@@ -32,6 +32,7 @@ func Run(t *testing.T, newPair func(t *testing.T) Pair) {
 		{"TooLongForTheBufferFailsTheQueuePair", testLength},
 		{"WriteReachesTheRegisteredMemory", testWrite},
 		{"WriteOutsideTheRegionIsRefused", testWriteRange},
+		{"LocalRegionIsOutOfReach", testLocal},
 		{"FailFlushesAndPeerLearnsOfClose", testFail},
 		{"PeerGone", testGone},
 		{"ClosingWhatIsInUseIsRefused", testBusy},
@@ -73,7 +74,7 @@ func newEnd(t *testing.T, d verbs.Device) *End {
 	must("CreateQP")
 	e.Mem, err = d.AllocMemory(memSize)
 	must("AllocMemory")
-	e.MR, err = e.PD.Register(e.Mem)
+	e.MR, err = e.PD.Register(e.Mem, verbs.RemoteWrite)
 	must("Register")
 	return e
 }
@@ -319,6 +320,49 @@ func (e *End) drain() {
 	}
 }
 
+// testLocal: a region that was registered for this side alone is a source, and nothing the peer can reach.
+func testLocal(t *testing.T, p Pair) {
+	a, b := Connect(t, p)
+	show(t, p, b)
+	a.drain()
+	src, err := a.PD.Register(a.Mem, verbs.Local)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst, err := b.PD.Register(b.Mem, verbs.Local)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.Dev.Attr().Caps.Has(verbs.CapMapped) {
+		if err := b.QP.Export(dst); !errors.Is(err, verbs.ErrForeign) {
+			t.Errorf("Export: %v", err)
+		}
+	}
+	src.Bytes()[0] = 7
+	for _, w := range []struct {
+		id   verbs.WRID
+		to   verbs.MR
+		want verbs.Status
+	}{{5, b.MR, verbs.StatusOK}, {6, dst, verbs.StatusAccess}} {
+		if err := a.QP.PostWrite(w.id, src, 0, 1, w.to.RKey(), w.to.Addr().Add(100)); err != nil {
+			t.Fatal(err)
+		}
+		p.Step()
+		a.Poll(t, verbs.Completion{ID: w.id, Op: verbs.OpWrite, Status: w.want})
+	}
+	if b.MR.Bytes()[100] != 7 {
+		t.Error("the write did not arrive")
+	}
+	for _, r := range []verbs.MR{src, dst} {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	a.close(t)
+	b.close(t)
+	p.Step()
+}
+
 func testWriteRange(t *testing.T, p Pair) {
 	for _, c := range []struct {
 		name string
@@ -428,7 +472,7 @@ func testBusy(t *testing.T, p Pair) {
 		}
 	}
 	other := newEnd(t, p.B)
-	if _, err := e.PD.Register(other.Mem); !errors.Is(err, verbs.ErrForeign) {
+	if _, err := e.PD.Register(other.Mem, verbs.RemoteWrite); !errors.Is(err, verbs.ErrForeign) {
 		t.Errorf("foreign memory: %v", err)
 	}
 	if _, err := e.PD.CreateQP(other.CQ, verbs.QPCap{}); !errors.Is(err, verbs.ErrForeign) {

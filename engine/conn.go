@@ -436,15 +436,15 @@ func (c *Conn) Close(now Instant) {
 }
 
 // Leave is Close for a process that has handed the connection on to a forked child: the peer is told nothing. The
-// element is free when the child's side has marked it closed, see MarkClosed, and the peer is done too.
+// element is free when the child's side has marked it closed, see MarkClosed, and the peer is done too. Without mapped
+// memory the bytes still go through this engine, and the Handler is called as before.
 func (c *Conn) Leave(now Instant) {
 	defer c.e.enter(now)()
 	if c.state != fsm.Established || c.group == nil || c.closing {
 		return
 	}
 	if c.stream != nil {
-		// The bytes still go through this engine. The child's side ends it, by the flags that Kick looks at.
-		return
+		return // Kick sees the flags
 	}
 	c.silent, c.closing, c.left, c.since = true, true, true, c.e.now
 	c.sweep()

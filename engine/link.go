@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	recvBuffers = 16
+	recvBuffers = 64 // what the peer may have on its way, so that no RNIC has to come again
 	recvSize    = 64 // LLC and CDC messages of SMC-R v1 have 44 bytes
 	sendWRs     = 64
 )

@@ -29,12 +29,12 @@ type Head struct {
 	Prod   uint64 // +checkatomic
 	WFlags uint32 // +checkatomic
 	WCPU   uint32
-	Urg    uint64
+	Urg    uint64 // +checkatomic
 	WTag   uint32
 	_      [9]uint32
 
 	// written by the reader, read by the writer
-	Cons uint64
+	Cons uint64 // +checkatomic
 	RCPU uint32
 	_    [13]uint32
 

@@ -45,7 +45,7 @@ func TestElementIsReusedAfterBothSidesClosed(t *testing.T) {
 		for i := range b.rings.PeerRing {
 			b.rings.PeerRing[i] = 0xA5
 		}
-		headAt(a.rings.LocalHead).Cons = 77
+		headAt(a.rings.LocalHead).setCons(77)
 		a.c.Close(w.now)
 		if f := headAt(b.rings.LocalHead).writerFlags(); f != WriterClosed {
 			t.Errorf("the peer sees flags %d", f)
@@ -67,7 +67,7 @@ func TestElementIsReusedAfterBothSidesClosed(t *testing.T) {
 		if a3.rings.Index != 1 || b3.rings.Index != 1 || a3.rings.LocalToken == old.LocalToken {
 			t.Errorf("elements %d and %d, token %s after %s", a3.rings.Index, b3.rings.Index, a3.rings.LocalToken, old.LocalToken)
 		}
-		if slices.ContainsFunc(a3.rings.LocalRing, func(c byte) bool { return c != 0 }) || headAt(a3.rings.LocalHead).Cons != 0 {
+		if slices.ContainsFunc(a3.rings.LocalRing, func(c byte) bool { return c != 0 }) || headAt(a3.rings.LocalHead).cons() != 0 {
 			t.Error("the old connection's data is still there")
 		}
 		w.mustBeSMC(a2, b2)

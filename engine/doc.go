@@ -16,6 +16,12 @@
 // Without mapped memory the owner calls Conn.Kick whenever the program has moved a position of the rings or set a flag
 // of their heads, and Conn.Abort when the program or TCP resets the connection.
 //
+// # Links
+//
+// A link group does one LLC exchange at a time; what else is to be done waits on its agenda (exchange.go). Who may have
+// which link, and how it comes, is in addlink.go; how it goes, in deletelink.go; RMBs on all links, in rkey.go. A link
+// that fails is left by its connections at once (failover.go) and stays until the peer knows.
+//
 // # Memory
 //
 // An RMB is one registered region: the heads of its elements (type Head), padded to a page, then the elements. The

@@ -9,7 +9,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -534,12 +533,12 @@ func (x *simEnd) work() bool {
 	n := x.read() + x.write()
 	in, out := headAt(x.rings.LocalHead), headAt(x.rings.PeerHead)
 	flags := in.writerFlags()
-	empty := atomic.LoadUint64(&in.Prod) == atomic.LoadUint64(&in.Cons)
+	empty := in.prod() == in.cons()
 	switch {
 	case !x.shut && x.sent == x.size && !x.stay:
 		x.shut = true
 		x.s.tell("%s%d shuts down after %d bytes", x.h.name, x.id, x.sent)
-		atomic.OrUint32(&out.WFlags, WriterDone)
+		out.flagWriter(WriterDone)
 	case flags&(WriterDone|WriterClosed) != 0 && empty && !x.sawEnd:
 		x.sawEnd = true
 		x.s.tell("%s%d has read all %d bytes", x.h.name, x.id, x.got)
@@ -565,7 +564,7 @@ func (x *simEnd) work() bool {
 
 func (x *simEnd) read() int {
 	h, ring := headAt(x.rings.LocalHead), x.rings.LocalRing
-	prod, cons := atomic.LoadUint64(&h.Prod), atomic.LoadUint64(&h.Cons)
+	prod, cons := h.prod(), h.cons()
 	if prod-cons > uint64(len(ring)) || int(prod) > x.peer.sent {
 		x.s.failf("%s%d: producer %d, consumer %d, ring of %d, %d were sent", x.h.name, x.id, prod, cons, len(ring), x.peer.sent)
 		panic(simPanic("the rings are wrong"))
@@ -583,7 +582,7 @@ func (x *simEnd) read() int {
 		}
 		x.got, cons, left = x.got+k, cons+uint64(k), left-k
 	}
-	atomic.StoreUint64(&h.Cons, cons)
+	h.setCons(cons)
 	return n
 }
 
@@ -592,7 +591,7 @@ func (x *simEnd) write() int {
 		return 0
 	}
 	h, ring := headAt(x.rings.PeerHead), x.rings.PeerRing
-	prod, cons := atomic.LoadUint64(&h.Prod), atomic.LoadUint64(&h.Cons)
+	prod, cons := h.prod(), h.cons()
 	if prod-cons > uint64(len(ring)) {
 		x.s.failf("%s%d: %d bytes in a ring of %d", x.h.name, x.id, prod-cons, len(ring))
 		panic(simPanic("the rings are wrong"))
@@ -605,10 +604,10 @@ func (x *simEnd) write() int {
 	}
 	if n > 0 && x.urgent != nil && x.urgent.IntN(5) == 0 {
 		x.urgents = append(x.urgents, prod)
-		atomic.StoreUint64(&h.Urg, prod)
-		atomic.OrUint32(&h.WFlags, Urgent)
+		h.setUrg(prod)
+		h.flagWriter(Urgent)
 	}
-	atomic.StoreUint64(&h.Prod, prod)
+	h.setProd(prod)
 	return n
 }
 

@@ -193,35 +193,17 @@ func (c *Conn) timeout() {
 // lost: the link group of the connection is down.
 func (c *Conn) lost() {
 	if c.state == fsm.Established {
-		if !c.port.mapped() {
-			c.broken(ErrLinkLost)
-		}
+		c.cut()
 		return
 	}
 	if c.code == 0 {
 		c.code = clc.DeclineLinkFailed
 	}
 	if c.err == nil {
-		c.err = ErrLinkLost
+		c.err = ErrLinksLost
 	}
 	c.step(fsm.LinkLost)
 }
-
-// leave: the link that this side writes over is out of use.
-func (c *Conn) leave() {
-	to := c.group.pick(c.remote)
-	switch {
-	case c.state != fsm.Established:
-		c.link = nil // chosen anew when it is needed
-	case to == nil:
-		c.broken(ErrLinkLost)
-	default:
-		c.move(to)
-	}
-}
-
-// move goes on over another link.
-func (c *Conn) move(to *Link) { c.link = to }
 
 // decline sends the Decline that c.code asks for.
 func (c *Conn) decline() {

@@ -161,7 +161,7 @@ func (c *Conn) announceRMB() {
 func (c *Conn) rmbReady() {
 	l := c.link
 	if l == nil || l.state != fsm.LinkActive {
-		l = c.group.pick(c.remote)
+		l = c.group.lightest(c)
 	}
 	if c.link = l; l == nil {
 		c.fail(clc.DeclineLinkFailed)
@@ -238,7 +238,7 @@ func (c *Conn) useGroup(g *LinkGroup) {
 		c.fail(code)
 		return
 	}
-	c.link = g.pick(nil)
+	c.link = g.lightest(c)
 	if c.to(fsm.Subsequent, fsm.AwaitServerRMB) {
 		c.announceRMB()
 	}
@@ -323,8 +323,8 @@ func (c *Conn) onSubsequentConfirm(m clc.Confirm) {
 		return
 	}
 	if c.link == nil || !r.on(c.link) {
-		if c.link = g.pick(r); c.link == nil {
-			c.broken(ErrLinkLost)
+		if c.link = g.lightest(c); c.link == nil {
+			c.broken(ErrLinksLost)
 			return
 		}
 	}

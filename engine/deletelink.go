@@ -16,7 +16,6 @@ import (
 type leaving struct {
 	reason  llc.DeleteReason
 	orderly bool
-	unborn  bool  // it has never been in use
 	asked   *Link // client: over which the server was asked
 }
 
@@ -51,10 +50,11 @@ func (g *LinkGroup) drop(l *Link, why llc.DeleteReason, orderly bool) {
 	if l.state == fsm.LinkDeleting {
 		return
 	}
-	l.why = leaving{reason: why, orderly: orderly, unborn: l.state != fsm.LinkActive}
+	l.why = leaving{reason: why, orderly: orderly}
 	if !orderly {
 		l.qp.Fail()
 	}
+	g.linkDown(l)
 	if g.x.via == l {
 		g.carrierFailed()
 	}
@@ -71,14 +71,18 @@ func (g *LinkGroup) drop(l *Link, why llc.DeleteReason, orderly bool) {
 	g.next()
 }
 
-// linkDown: the connections leave the link (§2.3).
+// linkDown: the connections leave the link (§2.3). In order, what is in flight comes to its end first.
 func (g *LinkGroup) linkDown(l *Link) {
 	g.e.log.Info().Uint32("lgr", uint32(g.id)).Uint8("link", uint8(l.num)).Msg("link leaves")
 	l.step(fsm.LinkLeave)
 	g.e.timers.stop(&l.test)
+	if !l.why.orderly {
+		g.failover(l)
+		return
+	}
 	for _, c := range sorted(g.conns) {
-		if c.link == l {
-			c.leave()
+		if to := g.lightest(c); c.link == l && to != nil {
+			c.move(to, false)
 		}
 	}
 }
@@ -86,6 +90,7 @@ func (g *LinkGroup) linkDown(l *Link) {
 // remove forgets a link that both sides have deleted, or that never came to be.
 func (g *LinkGroup) remove(l *Link) {
 	l.step(fsm.LinkDelete)
+	g.failover(l) // whoever has not left yet
 	l.closeQP()
 	l.forget()
 	g.links = slices.DeleteFunc(g.links, func(x *Link) bool { return x == l })
@@ -110,10 +115,7 @@ func (l *Link) closeQP() {
 func (l *Link) forget() {
 	g := l.g
 	for _, r := range g.rmbs {
-		if mr := r.mrs[l]; mr != nil {
-			g.check(mr.Close())
-			delete(r.mrs, l)
-		}
+		r.unregister(l)
 	}
 	for r := range g.remotes {
 		delete(r.tokens, l)
@@ -236,6 +238,7 @@ func (l *Link) comply(x *Link, m *llc.DeleteLink) {
 		g.over(fsm.NewLinkDeleted)
 		x.step(fsm.LinkLeave)
 	case !last && x.state != fsm.LinkDeleting:
+		x.why = leaving{reason: m.Reason, orderly: m.Orderly}
 		g.linkDown(x)
 		if g.x.via == x {
 			g.carrierFailed()

@@ -55,10 +55,13 @@ type Timeouts struct {
 	LLC  time.Duration // for an LLC answer; the client waits twice as long for CONFIRM LINK
 	Idle time.Duration // how long a link group without connections is kept
 	Test time.Duration // after how much silence a link is tried; not with mapped memory
+	// Close is how long a connection that is closed here waits for the peer, or for the next sign that its last bytes
+	// are taken (RFC 7609 §4.8.1). With mapped memory nobody waits for that.
+	Close time.Duration
 }
 
 // DefaultTimeouts are those of Linux.
-var DefaultTimeouts = Timeouts{CLC: 6 * time.Second, LLC: 2 * time.Second, Idle: 10 * time.Minute, Test: 30 * time.Second}
+var DefaultTimeouts = Timeouts{CLC: 6 * time.Second, LLC: 2 * time.Second, Idle: 10 * time.Minute, Test: 30 * time.Second, Close: time.Minute}
 
 // Config is what an engine is made of.
 type Config struct {
@@ -98,8 +101,6 @@ var (
 	// another connection, so it believes that this one is over (RFC 7609 §4.4.2). Nothing may be written any more;
 	// what is in the local ring may be read until Close, which has to follow as ever.
 	ErrReused = errors.New("engine: the peer reuses the RMB element")
-	// ErrLinkLost ends an established connection whose link group has no link left.
-	ErrLinkLost = errors.New("engine: no link to the peer is left")
 )
 
 // Engine is one SMC-R peer. See the package comment for how it is driven.

@@ -43,6 +43,7 @@ type Link struct {
 	bufs         [recvBuffers][recvSize]byte
 	lastID       verbs.WRID
 	sent         map[verbs.WRID]func(verbs.Status) // who wants to know how a send ended
+	queue        sendQueue                         // of all connections on this link
 }
 
 // newLink makes a queue pair in INIT, ready for the peer's messages.

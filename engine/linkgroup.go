@@ -103,39 +103,6 @@ func (g *LinkGroup) active() *Link {
 	return nil
 }
 
-// pick returns the active link with the fewest connections, for the next one (RFC 7609 §2.3: load is spread).
-func (g *LinkGroup) pick(r *remoteRMB) *Link {
-	load := g.load()
-	var best *Link
-	for _, l := range g.links {
-		if l.state == fsm.LinkActive && (best == nil || load[l] < load[best]) && (r == nil || r.on(l)) {
-			best = l
-		}
-	}
-	return best
-}
-
-// load counts the connections of each link.
-func (g *LinkGroup) load() map[*Link]int {
-	load := map[*Link]int{}
-	for _, c := range g.conns {
-		load[c.link]++
-	}
-	return load
-}
-
-// balance moves connections to a link that has come up, until it has its share (§2.3).
-func (g *LinkGroup) balance(to *Link) {
-	load := g.load()
-	for _, c := range sorted(g.conns) {
-		if c.link != nil && load[c.link] > load[to]+1 && c.state == fsm.Established && c.remote != nil && c.remote.on(to) {
-			load[c.link]--
-			load[to]++
-			c.move(to)
-		}
-	}
-}
-
 // linkTo returns the link whose other end that is; it may be one that is being deleted, which the peer did not know yet.
 func (g *LinkGroup) linkTo(p clc.Endpoint) *Link {
 	for _, l := range g.links {

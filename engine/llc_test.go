@@ -902,6 +902,9 @@ func TestRecoveryFromWrongLLC(t *testing.T) {
 		{"ADD LINK CONTINUATION reply of an unknown RMB", [2]int{3, 3}, "", third, "A ADD LINK CONT 3 left 1 rsp",
 			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLinkCont); m.Pairs[0].Ref++; return m },
 			[]string{"B DELETE LINK 1 (lost path)", "A DELETE LINK 1 rsp", "B ADD LINK 4"}, "", nil},
+		{"ADD LINK CONTINUATION with another count", [2]int{3, 3}, "", third, "B ADD LINK CONT 3 left 1",
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLinkCont); m.Remaining = 2; return m },
+			[]string{"A DELETE LINK 1 (lost path)", "B DELETE LINK 1 (lost path)", "A DELETE LINK 1 rsp"}, "", nil},
 		{"CONFIRM RKEY that leaves out a link", [2]int{2, 2}, "", func(s *sim) { first(s) }, "B CONFIRM RKEY others 1",
 			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.ConfirmRKey); m.NumOthers = 0; return m },
 			[]string{"A DELETE LINK 2 (lost path)"}, "", nil},
@@ -943,8 +946,12 @@ func TestRecoveryFromWrongLLC(t *testing.T) {
 				continue
 			}
 			elements := [2]int{9, 9}
-			if strings.HasPrefix(c.row, "CONFIRM RKEY that") {
-				elements = [2]int{9, 1}
+			n := 1
+			switch c.row {
+			case "CONFIRM RKEY that leaves out a link":
+				elements[1] = 1
+			case "ADD LINK CONTINUATION with another count":
+				elements[1], n = 1, 3
 			}
 			mustSimulate(t, fmt.Sprintf("%s, rfc %t", c.row, rfc), simOptions{rnics: c.rnics, elements: elements, rfc: rfc}, func(s *sim) {
 				fresh := c.at != "" && (strings.HasSuffix(c.at, " 2") || strings.HasSuffix(c.at, " 2 rsp"))
@@ -952,7 +959,7 @@ func TestRecoveryFromWrongLLC(t *testing.T) {
 					s.setDown(true, s.hosts[0].devs[2], s.hosts[1].devs[2])
 				}
 				if !fresh {
-					s.staying(1, 100)
+					s.staying(n, 100)
 				}
 				changed := c.at == ""
 				got := s.overhear(func(o overheard) (simfab.Verdict, time.Duration) {

@@ -70,6 +70,7 @@ func (g *LinkGroup) newRMB() (*RMB, error) {
 	return r, nil
 }
 
+// register makes the RMB reachable over a link, and its send buffers usable there.
 func (r *RMB) register(l *Link) error {
 	mr, err := l.pd.Register(r.mem, verbs.RemoteWrite)
 	if err != nil {
@@ -82,6 +83,16 @@ func (r *RMB) register(l *Link) error {
 		r.outs[l] = mr
 	}
 	return err
+}
+
+// unregister ends what register began, before the link's PD is closed.
+func (r *RMB) unregister(l *Link) {
+	for _, m := range []map[*Link]verbs.MR{r.mrs, r.outs} {
+		if mr := m[l]; mr != nil {
+			r.g.check(mr.Close())
+			delete(m, l)
+		}
+	}
 }
 
 // token is what the peer needs to reach the RMB over a link: the address is that of the first element.
@@ -121,7 +132,15 @@ func (r *RMB) free(i smc.RMBEIndex) {
 	if r.inUse--; r.inUse == 0 {
 		r.g.idleRMB(r)
 	}
-	r.g.e.cfg.Reserve(-int64(r.size))
+	r.g.e.cfg.Reserve(-r.g.cost())
+}
+
+// cost is the ring memory of one connection.
+func (g *LinkGroup) cost() int64 {
+	if g.port.mapped() {
+		return int64(g.e.cfg.RMBESize)
+	}
+	return 2 * int64(g.e.cfg.RMBESize)
 }
 
 // element is the local RMBE of a connection.

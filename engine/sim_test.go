@@ -386,12 +386,17 @@ func (x *simEnd) SendCLC(b []byte) error {
 			s.tell("FAULT at step %d (%s): lost %t, %v late", step.n, what, lost, late)
 		}
 		if lost {
+			// TCP loses nothing but itself.
+			s.after(2*longestCLC, func() { x.hangUp(); x.peer.hangUp() })
 			return nil
 		}
 	}
 	x.peer.arrive(slices.Clone(b), late)
 	return nil
 }
+
+// longestCLC is how long a side waits for a CLC message.
+const longestCLC = 6 * time.Second
 
 // arrive: TCP keeps the order.
 func (x *simEnd) arrive(b []byte, late time.Duration) {

@@ -39,7 +39,7 @@ bench: build ## figures against TCP, medians of N=5; ROW=redis-c1 chooses
 fuzz: ## every fuzz target for T=30s
 	@scripts/fuzz $(or $(T),30s)
 
-soak: build ## the black-box tests again and again for T=10m
+soak: build ## random simulations and the black-box tests again and again for T=10m
 	@scripts/soak $(or $(T),10m)
 
 clean: ## remove what was built

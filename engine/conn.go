@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"libsmcr/abi/cdc"
 	"libsmcr/abi/clc"
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
@@ -37,7 +38,9 @@ type Conn struct {
 	conn  fsm.Conn      // once established; written by connStep only
 	timer timer
 
+	port   *port // whose GID this side offers
 	group  *LinkGroup
+	link   *Link // this side writes over; each side chooses its own (RFC 7609 §2.3)
 	local  element
 	token  smc.AlertToken
 	peer   clc.Endpoint // from Accept or Confirm; a server has peer ID, GID and MAC from the Proposal
@@ -53,12 +56,22 @@ type Conn struct {
 	left      bool // closed here, but a process that shares the connection may go on
 	since     Instant
 	queue     *LinkGroup // whose first contact this connection waits for
+
+	stream   *stream // the data path without mapped memory
+	inflight int     // work requests of it that link has not completed
+	next     *Link   // where to go when they are
+	moved    bool    // link is new: the validation message comes first
+	waits    bool    // in link's queue
+	woken    bool    // the owner is to be told that the rings have changed
+	doubt    timer   // see validate
+	doubted  smc.Seq
+	held     []cdc.Message
 }
 
 func (e *Engine) newConn(h Handler, r Role) *Conn {
 	e.lastConn++
 	c := &Conn{e: e, h: h, id: e.lastConn, role: r, state: fsm.Idle, conn: fsm.Closed}
-	c.timer.fire = c.timeout
+	c.timer.fire, c.doubt.fire = c.timeout, c.decide
 	e.conns[c.id] = c
 	e.count.Handshakes[r]++
 	return c
@@ -84,6 +97,9 @@ func (c *Conn) wait() time.Duration {
 		return t.CLC / 2
 	case fsm.AwaitPeerRMB, fsm.RequestPosted, fsm.AwaitReply:
 		return t.LLC
+	case fsm.AddingLink:
+		// The exchange has timers of its own; together they never take that long.
+		return 12 * t.LLC
 	case fsm.LinkReceived, fsm.ReplyPosted:
 		// Before the server gives up.
 		return t.LLC / 2
@@ -115,6 +131,7 @@ func (c *Conn) step(ev fsm.HandshakeEvent) error {
 		c.decline()
 	case fsm.Established:
 		c.connStep(fsm.Open)
+		c.openStream()
 		c.e.count.Established++
 		c.e.outbox = append(c.e.outbox, notice{c, next, c.rings()})
 	case fsm.Fallback, fsm.Broken:
@@ -154,23 +171,36 @@ func (c *Conn) broken(err error) {
 }
 
 func (c *Conn) timeout() {
+	if c.state.Done() {
+		c.closeTimeout()
+		return
+	}
 	c.err = ErrTimeout
+	ev := fsm.Timeout
+	// A device of mapped memory tells the sender at once.
+	if c.state == fsm.ReplyPosted && (c.code != 0 || c.port.mapped()) {
+		ev = fsm.TurnOver
+	}
 	if c.code == 0 {
 		c.code = clc.DeclineConfirmLink
 		if c.state == fsm.AwaitServerRMB || c.state == fsm.AwaitClientRMB {
 			c.code = clc.DeclineRMBRegister
 		}
 	}
-	c.step(fsm.Timeout)
+	c.step(ev)
 }
 
 // lost: the link group of the connection is down.
 func (c *Conn) lost() {
 	if c.state == fsm.Established {
+		c.cut()
 		return
 	}
 	if c.code == 0 {
 		c.code = clc.DeclineLinkFailed
+	}
+	if c.err == nil {
+		c.err = ErrLinksLost
 	}
 	c.step(fsm.LinkLost)
 }
@@ -216,12 +246,13 @@ func (c *Conn) end() {
 		g.first = nil
 		c.release()
 		g.down(fsm.LinkFailed)
-	case c.conn != fsm.Closed:
+	case c.conn != fsm.Closed || c.opened():
 		// It was established: the owner still reads, and will close.
 	case c.told && c.state == fsm.Broken:
 		// The peer may still send its Confirm and write.
 		c.remote.drop(c)
 		c.closing, c.since = true, c.e.now
+		c.e.after(&c.timer, time.Duration(abandoned))
 		c.sweep()
 	default:
 		c.release()
@@ -245,14 +276,16 @@ func (c *Conn) release() {
 		rmb.waiters = without(rmb.waiters, c)
 		rmb.free(c.local.index)
 	}
-	c.closing, c.group, c.local, c.remote = false, nil, element{}, nil
+	delete(g.byToken, c.token)
 	delete(g.conns, c.id)
+	c.closing, c.group, c.link, c.local, c.remote, c.stream = false, nil, nil, element{}, nil, nil
 	c.forget()
 	g.quiet()
 }
 
 func (c *Conn) forget() {
 	c.e.timers.stop(&c.timer)
+	c.e.timers.stop(&c.doubt)
 	delete(c.e.conns, c.id)
 }
 
@@ -263,6 +296,7 @@ func (c *Conn) notify(n notice) {
 	switch n.to {
 	case fsm.Established:
 		c.h.Established(n.rings)
+		c.begin()
 	case fsm.Fallback:
 		c.h.Fallback(c.code, c.declined)
 	case fsm.Broken:
@@ -272,12 +306,19 @@ func (c *Conn) notify(n notice) {
 
 func (c *Conn) rings() Rings {
 	lh, lr := c.local.memory()
-	ph, pr := c.remote.element(c.peer.Index, c.peer.Size)
+	var ph, pr []byte
+	if c.stream == nil {
+		ph, pr = c.remote.element(c.peer.Index, c.peer.Size)
+	} else {
+		// The element itself is the engine's to write, behind the eye catcher begins the program's ring.
+		lr = lr[c.stream.in.Origin:]
+		ph, pr = c.local.sendBuffer()
+	}
 	return Rings{
 		LocalHead: lh, LocalRing: lr, PeerHead: ph, PeerRing: pr,
 		LocalToken: c.token, PeerToken: c.peer.Token,
 		RMB: c.local.rmb.id, Index: c.local.index,
-		PeerGID: c.group.key.gid, LinkGroup: c.group.id, Provider: c.e.attr.Provider,
+		PeerGID: c.group.gid, LinkGroup: c.group.id, Provider: c.port.attr.Provider,
 	}
 }
 
@@ -350,6 +391,8 @@ func (c *Conn) Close(now Instant) {
 		c.step(fsm.RecvEOF)
 	case c.group == nil || c.closing:
 		// All is given back, or will be.
+	case c.stream != nil:
+		c.closeStream()
 	case c.state == fsm.Broken:
 		// Broken after it was established: the peer's element is not ours to write any more.
 		c.closing, c.since = true, c.e.now
@@ -375,11 +418,15 @@ func (c *Conn) Close(now Instant) {
 }
 
 // Leave is Close for a process that has handed the connection on to a forked child: the peer is told nothing. The
-// element is free when the child's side has marked it closed, see MarkClosed, and the peer is done too.
+// element is free when the child's side has marked it closed, see MarkClosed, and the peer is done too. Without mapped
+// memory the bytes still go through this engine, and the Handler is called as before.
 func (c *Conn) Leave(now Instant) {
 	defer c.e.enter(now)()
 	if c.state != fsm.Established || c.group == nil || c.closing {
 		return
+	}
+	if c.stream != nil {
+		return // Kick sees the flags
 	}
 	c.silent, c.closing, c.left, c.since = true, true, true, c.e.now
 	c.sweep()
@@ -401,7 +448,9 @@ func (c *Conn) connStep(ev fsm.ConnEvent) {
 	if l := c.e.log.Debug(); l.Enabled() && next != c.conn {
 		l.Uint64("conn", uint64(c.id)).Stringer("from", c.conn).Stringer("to", next).Stringer("ev", ev).Msg("connection")
 	}
-	c.conn = next
+	if c.conn = next; next == fsm.Closed && c.state.Done() {
+		c.e.timers.stop(&c.timer)
+	}
 }
 
 // abandoned is how long an element is kept that the peer was told of in a negotiation which then broke, and in which
@@ -421,6 +470,9 @@ func (c *Conn) elementFree() bool {
 	// An RMB of a dead link group is never given out again: nobody can be harmed.
 	if c.group.state == groupDown {
 		return true
+	}
+	if !c.port.mapped() {
+		return c.streamOver()
 	}
 	lh, _ := c.local.memory()
 	h := headAt(lh)
@@ -442,5 +494,6 @@ func (c *Conn) elementFree() bool {
 func (c *Conn) reused() {
 	c.err = ErrReused
 	c.remote.drop(c)
+	c.silence()
 	c.step(fsm.RecvGarbage)
 }

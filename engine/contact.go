@@ -17,7 +17,7 @@ import (
 
 // propose sends the Proposal. No resources are taken yet: whose link it will be shows in the Accept.
 func (c *Conn) propose(subnet netip.Prefix) {
-	a := c.e.attr
+	a := c.port.attr
 	m := clc.Proposal{Version: smc.V1, PeerID: c.e.cfg.PeerID, GID: a.GID, MAC: a.MAC}
 	if subnet.IsValid() {
 		if subnet.Addr().Is4() {
@@ -58,11 +58,11 @@ func (c *Conn) onAccept(b []byte) {
 
 // join makes the client's half of a new link group and confirms it (§3.5.1.3).
 func (c *Conn) join() {
-	if !c.e.dev.Reachable(c.peer.GID) {
+	if !c.port.dev.Reachable(c.peer.GID) {
 		c.fail(clc.DeclineNoRDMA)
 		return
 	}
-	g := c.e.newGroup(peerKey{RoleClient, c.peer.PeerID, c.peer.GID, c.peer.MAC}, c)
+	g := c.e.newGroup(peerKey{RoleClient, c.peer.PeerID}, c.port, c.peer.GID, c)
 	l, code := c.equip(g)
 	if code != 0 {
 		c.fail(code)
@@ -77,7 +77,7 @@ func (c *Conn) join() {
 	}
 	// It may overtake the Confirm: the server's device keeps it. So the server can reach our RMB before it confirms
 	// the link, and we know it then.
-	if err := l.qp.Export(c.local.rmb.mrs[l]); err != nil {
+	if err := l.export(c.local.rmb); err != nil {
 		c.fail(clc.DeclineLinkFailed)
 		return
 	}
@@ -89,7 +89,8 @@ func (c *Conn) equip(g *LinkGroup) (*Link, clc.DeclineCode) {
 	// The group is the connection's from here on: if it fails, the group goes with it.
 	c.group = g
 	g.conns[c.id] = c
-	l, err := g.newLink()
+	l, err := g.newLink(g.port)
+	c.link = l
 	if err != nil {
 		c.e.log.Warn().Uint32("lgr", uint32(g.id)).Err(err).Msg("no link")
 		return nil, clc.DeclineMemory
@@ -101,8 +102,8 @@ func (c *Conn) equip(g *LinkGroup) (*Link, clc.DeclineCode) {
 func (c *Conn) endpoint(l *Link) clc.Endpoint {
 	t := c.local.rmb.token(l)
 	return clc.Endpoint{
-		PeerID: c.e.cfg.PeerID, GID: c.e.attr.GID, MAC: c.e.attr.MAC, QPN: l.qp.QPN(), RKey: t.RKey, VAddr: t.VAddr,
-		Index: c.local.index, Token: c.token, Size: smc.BufSizeFor(uint32(c.local.rmb.size)), MTU: c.e.attr.MTU, PSN: l.psn,
+		PeerID: c.e.cfg.PeerID, GID: l.attr.GID, MAC: l.attr.MAC, QPN: l.qp.QPN(), RKey: t.RKey, VAddr: t.VAddr,
+		Index: c.local.index, Token: c.token, Size: smc.BufSizeFor(uint32(c.local.rmb.size)), MTU: l.attr.MTU, PSN: l.psn,
 	}
 }
 
@@ -115,21 +116,20 @@ func (c *Conn) sendConfirm(l *Link, first bool) bool {
 
 // useLink: the server has chosen a link that exists (§3.5.2.2).
 func (c *Conn) useLink() {
-	var g *LinkGroup
-	for _, x := range c.e.byPeer[peerKey{RoleClient, c.peer.PeerID, c.peer.GID, c.peer.MAC}] {
-		for _, l := range x.links {
-			if l.state == fsm.LinkActive && l.peer.QPN == c.peer.QPN {
-				g = x
-			}
+	var l *Link
+	for _, g := range c.e.byPeer[peerKey{RoleClient, c.peer.PeerID}] {
+		if x := g.linkTo(c.peer); x != nil {
+			l = x
 		}
 	}
-	if g == nil {
-		// §C.4: the server believes in a link that we do not know.
-		c.outOfSync = true
+	if l == nil {
+		// §C.4: the server believes in a link that we do not know. If a link group with it is there, that link has just
+		// been deleted; with the S bit it would take the whole group down.
+		c.outOfSync = len(c.e.byPeer[peerKey{RoleClient, c.peer.PeerID}]) == 0
 		c.fail(clc.DeclineSync)
 		return
 	}
-	r := g.remotes[c.peer.RToken()]
+	g, r := l.g, l.remote(c.peer.RToken())
 	if r == nil {
 		c.fail(clc.DeclineRToken)
 		return
@@ -138,7 +138,7 @@ func (c *Conn) useLink() {
 		c.fail(code)
 		return
 	}
-	if !r.claim(c) {
+	if c.link = l; !r.claim(c) {
 		c.fail(clc.DeclineRToken)
 		return
 	}
@@ -159,8 +159,11 @@ func (c *Conn) announceRMB() {
 
 // rmbReady: the peer knows our RMB; now it may learn of the element.
 func (c *Conn) rmbReady() {
-	l := c.group.active()
-	if l == nil {
+	l := c.link
+	if l == nil || l.state != fsm.LinkActive {
+		l = c.group.lightest(c)
+	}
+	if c.link = l; l == nil {
 		c.fail(clc.DeclineLinkFailed)
 		return
 	}
@@ -193,9 +196,13 @@ func (c *Conn) onProposal(b []byte) {
 	switch {
 	case !m.OffersV1():
 		c.fail(clc.DeclineMode)
-	case m.PeerID.IsZero() || m.GID.IsZero() || !c.e.attr.Caps.Has(verbs.CapLocal) || !c.e.dev.Reachable(m.GID):
+	case m.PeerID.IsZero() || m.GID.IsZero():
 		c.fail(clc.DeclineNoRDMA)
 	default:
+		if c.port = c.e.portTo(m.GID); c.port == nil {
+			c.fail(clc.DeclineNoRDMA)
+			return
+		}
 		c.choose()
 	}
 }
@@ -203,13 +210,14 @@ func (c *Conn) onProposal(b []byte) {
 // choose decides between a link group that exists, one that is being formed, and a new one. It is the server's choice
 // (§3.5.1.2, §3.5.3).
 func (c *Conn) choose() {
-	k := peerKey{RoleServer, c.peer.PeerID, c.peer.GID, c.peer.MAC}
+	k := peerKey{RoleServer, c.peer.PeerID}
 	var forming *LinkGroup
 	for _, g := range c.e.byPeer[k] {
 		switch {
+		case !g.port.kin(c.port):
 		case g.state == groupForming:
 			forming = g
-		case g.active() != nil && g.hasRoom():
+		case g.reaches(c.peer) && g.hasRoom():
 			c.useGroup(g)
 			return
 		}
@@ -230,6 +238,7 @@ func (c *Conn) useGroup(g *LinkGroup) {
 		c.fail(code)
 		return
 	}
+	c.link = g.lightest(c)
 	if c.to(fsm.Subsequent, fsm.AwaitServerRMB) {
 		c.announceRMB()
 	}
@@ -240,7 +249,7 @@ func (c *Conn) firstContact(k peerKey) {
 		c.fail(clc.DeclineInternal)
 		return
 	}
-	g := c.e.newGroup(k, c)
+	g := c.e.newGroup(k, c.port, c.peer.GID, c)
 	l, code := c.equip(g)
 	if code != 0 {
 		c.fail(code)
@@ -283,7 +292,7 @@ func (c *Conn) onConfirm(b []byte) {
 		err = l.qp.ReadyToSend(l.psn)
 	}
 	if err == nil {
-		err = l.qp.Export(c.local.rmb.mrs[l])
+		err = l.export(c.local.rmb)
 	}
 	if err != nil {
 		c.fail(clc.DeclineLinkFailed)
@@ -299,20 +308,25 @@ func (c *Conn) onSubsequentConfirm(m clc.Confirm) {
 		return
 	}
 	g := c.group
-	var l *Link
-	for _, x := range g.links {
-		if x.peer.QPN == m.QPN && x.peer.GID == m.GID && x.peer.MAC == m.MAC {
-			l = x
-		}
+	l := g.linkTo(m.Endpoint)
+	if l == nil || m.PeerID != c.peer.PeerID {
+		c.broken(ErrMismatch)
+		return
 	}
-	r := g.remotes[m.RToken()]
-	if l == nil || r == nil || m.PeerID != c.peer.PeerID {
+	r := l.remote(m.RToken())
+	if r == nil {
 		c.broken(ErrMismatch)
 		return
 	}
 	if c.peer = m.Endpoint; !r.claim(c) {
 		c.broken(ErrMismatch)
 		return
+	}
+	if c.link == nil || !r.on(c.link) {
+		if c.link = g.lightest(c); c.link == nil {
+			c.broken(ErrLinksLost)
+			return
+		}
 	}
 	c.to(fsm.RecvConfirm, fsm.Established)
 }
@@ -342,8 +356,7 @@ func (c *Conn) proceed() {
 	}
 	if c.role == RoleServer {
 		if c.to(fsm.PeerRMBReady, fsm.RequestPosted) {
-			g.lastNum++
-			l.num = g.lastNum
+			l.num = g.nextNum()
 			l.send(l.confirmLink(false), c.linkSent)
 		}
 		return
@@ -366,7 +379,7 @@ func (c *Conn) linkSent(s verbs.Status) {
 	switch s {
 	case verbs.StatusOK:
 		g := c.group
-		if c.to(fsm.LinkSent, fsm.Established) {
+		if c.to(fsm.LinkSent, fsm.AddingLink) {
 			g.activate(g.links[0], g.max)
 		}
 	case verbs.StatusFlushed:
@@ -385,25 +398,25 @@ func (c *Conn) onConfirmLink(l *Link, m *llc.ConfirmLink) {
 			return
 		}
 		switch {
-		case !m.NoEyeCatcher:
+		case !m.NoEyeCatcher && l.mapped():
 			// What is mapped has the layout of Linux: no eye catcher, positions from 0.
 			c.fail(clc.DeclineEyeCatcher)
 		case !good:
 			c.fail(clc.DeclineConfirmLink)
 		default:
 			l.num, l.peerUID = m.Link, m.UserID
-			g.dialect, g.max = m.Dialect(), max(1, min(g.max, m.MaxLinks))
+			g.dialect, g.max = m.Dialect(), negotiated(g.max, m.MaxLinks)
 			c.proceed()
 		}
 		return
 	}
 	// Ours was sent: too late for a Decline.
-	if !good || m.Link != l.num || !m.NoEyeCatcher {
+	if !good || m.Link != l.num || !m.NoEyeCatcher && l.mapped() {
 		c.broken(ErrMismatch)
 		return
 	}
 	g.dialect, l.peerUID = m.Dialect(), m.UserID
-	if c.to(fsm.RecvLinkReply, fsm.Established) {
+	if c.to(fsm.RecvLinkReply, fsm.AddingLink) {
 		g.activate(l, m.MaxLinks)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
 	"libsmcr/verbs"
-	"libsmcr/verbs/verbstest"
+	"libsmcr/verbs/simfab"
 )
 
 // RFC 7609 §3.5.1, Figure 8. The server's CONFIRM LINK comes only when it can reach the client's RMB, and goes out
@@ -325,37 +325,37 @@ func playFault(t *testing.T, prepare func(*world), f fault, at int, outcomes map
 	n := 0
 	var client, server *end
 	var then func() // after the step that sends the message
-	act := func(sender *end, what string, isCLC bool) (verdict verbstest.Verdict, skip, garbled bool) {
+	act := func(sender *end, what string, isCLC bool) (verdict simfab.Verdict, skip, garbled bool) {
 		n++
 		if n-1 != at {
-			return verbstest.Deliver, false, false
+			return simfab.Deliver, false, false
 		}
 		hit = what
 		receiver := sender.peer
 		switch f {
 		case drop:
-			return verbstest.Drop, true, false
+			return simfab.Drop, true, false
 		case garble:
-			return verbstest.Deliver, false, isCLC
+			return simfab.Deliver, false, isCLC
 		case refuse:
-			return verbstest.Refuse, false, false
+			return simfab.Refuse, false, false
 		case hold:
 			then = func() { w.fabric.Filter = w.observe }
-			w.fabric.Filter = func(verbstest.Event) verbstest.Verdict { return verbstest.Hold }
-			return verbstest.Hold, false, false
+			w.fabric.Filter = func(simfab.Event) simfab.Verdict { return simfab.Hold }
+			return simfab.Hold, false, false
 		case killSender:
 			then = func() { w.kill(sender.h) }
 		case killReceiver:
 			then = func() { w.kill(receiver.h) }
-			return verbstest.Drop, true, false
+			return simfab.Drop, true, false
 		case eofs:
 			receiver.eof = true
-			return verbstest.Drop, true, false
+			return simfab.Drop, true, false
 		case sendFails:
 			sender.sendErr = errors.New("connection reset")
 			if isCLC {
 				receiver.eof = true
-				return verbstest.Drop, true, false
+				return simfab.Drop, true, false
 			}
 		case declineSender:
 			then = func() { sender.c.Decline(clc.DeclineInternal, w.now) }
@@ -366,7 +366,7 @@ func playFault(t *testing.T, prepare func(*world), f fault, at int, outcomes map
 		case closeReceiver:
 			then = func() { receiver.c.Close(w.now); sender.eof = true; receiver.calls = 1; receiver.err = ErrEOF }
 		}
-		return verbstest.Deliver, false, false
+		return simfab.Deliver, false, false
 	}
 	endOf := func(gid byte) *end {
 		if gid == 'A' {
@@ -387,7 +387,7 @@ func playFault(t *testing.T, prepare func(*world), f fault, at int, outcomes map
 		}
 		return b
 	}
-	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+	w.fabric.Filter = func(e simfab.Event) simfab.Verdict {
 		w.observe(e)
 		v, _, _ := act(endOf(e.From[0]), e.Op.String(), false)
 		return v
@@ -463,12 +463,12 @@ func TestTimeouts(t *testing.T) {
 				}
 				return b
 			}
-			w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+			w.fabric.Filter = func(e simfab.Event) simfab.Verdict {
 				w.observe(e)
 				if w.trace[len(w.trace)-1] == c.lost {
-					return verbstest.Drop
+					return simfab.Drop
 				}
-				return verbstest.Deliver
+				return simfab.Deliver
 			}
 			a, b := w.dial(w.a(), w.b())
 			w.advance(c.after - time.Millisecond)
@@ -567,7 +567,7 @@ func TestOutOfSync(t *testing.T) {
 	w := newWorld(t, false)
 	a1, b1 := w.established(w.a(), w.b())
 	// The client's side of the link fails unseen by the server.
-	w.fabric.Filter = func(verbstest.Event) verbstest.Verdict { return verbstest.Drop }
+	w.fabric.Filter = func(simfab.Event) simfab.Verdict { return simfab.Drop }
 	w.a().e.byPeer[a1.c.group.key][0].down(fsm.LinkFailed)
 	drain(w.b())
 	a2, b2 := w.dial(w.a(), w.b())
@@ -587,9 +587,9 @@ func TestOutOfSync(t *testing.T) {
 
 // drain throws away what the fabric has for a host.
 func drain(h *host) {
-	for _, l := range h.e.byQPN {
-		defer func() { h.e.byQPN[l.qp.QPN()] = l }()
-		delete(h.e.byQPN, l.qp.QPN())
+	for _, l := range h.e.ports[0].links {
+		defer func() { l.links[l.qp.QPN()] = l }()
+		delete(l.links, l.qp.QPN())
 	}
 	h.fake.Discard()
 }
@@ -597,15 +597,15 @@ func drain(h *host) {
 // Figure 42: the client cannot send its CONFIRM LINK response, and declines.
 func TestResponseThatCannotBeSent(t *testing.T) {
 	w := newWorld(t, false)
-	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+	w.fabric.Filter = func(e simfab.Event) simfab.Verdict {
 		w.observe(e)
 		if w.trace[len(w.trace)-1] == "A CONFIRM LINK rsp" {
-			return verbstest.Refuse
+			return simfab.Refuse
 		}
-		return verbstest.Deliver
+		return simfab.Deliver
 	}
 	a, b := w.dial(w.a(), w.b())
-	w.settle()
+	w.advance(time.Second) // the server might decline as well
 	if a.outcome() != "fallback" || b.outcome() != "fallback" || !b.fallback.Remote || b.fallback.Code != clc.DeclineConfirmLink {
 		t.Errorf("%v %v, %v %v", a.fallback, a.err, b.fallback, b.err)
 	}
@@ -616,9 +616,9 @@ func TestResponseThatCannotBeSent(t *testing.T) {
 func TestRMBThatComesLate(t *testing.T) {
 	w := newWorld(t, false)
 	var held bool
-	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+	w.fabric.Filter = func(e simfab.Event) simfab.Verdict {
 		if held && e.Op == verbs.OpExported && e.From[0] == 'A' {
-			return verbstest.Hold
+			return simfab.Hold
 		}
 		return w.observe(e)
 	}
@@ -644,12 +644,12 @@ func TestMessagesHaveTheShapeOfLinux(t *testing.T) {
 	sent := map[string][]byte{}
 	w := newWorld(t, false, func(c *Config) { c.Elements = 1 })
 	w.clc = func(from *end, b []byte) []byte { sent[from.h.name+" "+describe(b)] = b; return b }
-	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+	w.fabric.Filter = func(e simfab.Event) simfab.Verdict {
 		w.observe(e)
 		if e.Msg != nil {
 			sent[w.trace[len(w.trace)-1]] = e.Msg
 		}
-		return verbstest.Deliver
+		return simfab.Deliver
 	}
 	w.established(w.a(), w.b())
 	w.established(w.a(), w.b())
@@ -730,15 +730,15 @@ func TestShutdownDeclinesAndDeletes(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	f := verbstest.NewFabric(1)
-	good := Config{PeerID: smc.PeerID{1}, Device: f.Device([16]byte{1}, verbs.CapMapped)}
+	f := simfab.New(1)
+	good := Config{PeerID: smc.PeerID{1}, Devices: []verbs.Device{f.Device([16]byte{1}, verbs.CapMapped)}}
 	if e, err := New(good); err != nil || e.cfg.RMBESize != DefaultRMBESize || e.cfg.Elements != DefaultElements || e.cfg.Timeouts != DefaultTimeouts {
 		t.Errorf("%v", err)
 	}
 	for name, edit := range map[string]func(*Config){
 		"small": func(c *Config) { c.RMBESize = 32 << 10 }, "odd": func(c *Config) { c.RMBESize = 100 << 10 },
 		"huge": func(c *Config) { c.RMBESize = 1 << 30 }, "elements": func(c *Config) { c.Elements = 256 },
-		"peer ID": func(c *Config) { c.PeerID = smc.PeerID{} }, "device": func(c *Config) { c.Device = f.Device([16]byte{2}, 0) },
+		"peer ID": func(c *Config) { c.PeerID = smc.PeerID{} }, "device": func(c *Config) { c.Devices = nil },
 	} {
 		c := good
 		if edit(&c); c.RMBESize >= 0 {

@@ -10,7 +10,7 @@ import (
 // Who may import whom: no descriptors, no errno, no cgo and no provider in the engine; no SMC words in a provider.
 func TestImports(t *testing.T) {
 	ours := []string{
-		"libsmcr/abi/clc", "libsmcr/abi/llc", "libsmcr/abi/roce", "libsmcr/abi/smc", "libsmcr/engine/fsm", "libsmcr/verbs",
+		"libsmcr/abi/cdc", "libsmcr/abi/clc", "libsmcr/abi/llc", "libsmcr/abi/roce", "libsmcr/abi/smc", "libsmcr/engine/fsm", "libsmcr/verbs",
 		"github.com/rs/zerolog",
 	}
 	std := []string{
@@ -18,10 +18,11 @@ func TestImports(t *testing.T) {
 		"structs", "sync/atomic", "time", "unsafe",
 	}
 	for pkg, more := range map[string][]string{
-		"libsmcr/engine":     ours,
-		"libsmcr/engine/fsm": nil,
-		"libsmcr/verbs":      {"libsmcr/abi/roce"},
-		"libsmcr/verbs/shm":  {"libsmcr/abi/roce", "libsmcr/verbs", "golang.org/x/sys/unix"},
+		"libsmcr/engine":       ours,
+		"libsmcr/engine/fsm":   nil,
+		"libsmcr/verbs":        {"libsmcr/abi/roce"},
+		"libsmcr/verbs/simfab": {"libsmcr/abi/roce", "libsmcr/verbs"},
+		"libsmcr/verbs/shm":    {"libsmcr/abi/roce", "libsmcr/verbs", "golang.org/x/sys/unix"},
 	} {
 		out, err := exec.Command("go", "list", "-f", `{{join .Imports "\n"}}`, pkg).Output()
 		if err != nil {

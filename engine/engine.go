@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"libsmcr/abi/clc"
+	"libsmcr/abi/llc"
 	"libsmcr/abi/roce"
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
@@ -29,7 +31,13 @@ type Handler interface {
 	Broken(err error)
 }
 
-// Rings is an established connection: two rings, each with its head, in memory that both sides see.
+// Waker is a Handler whose program may sleep on the heads of the rings: the engine has moved a position or set a flag
+// there. With mapped memory it is the peer who does both, and Wake is not called.
+type Waker interface{ Wake() }
+
+// Rings is an established connection: two rings, each with its head. With mapped memory both sides see them. Without,
+// all is local: PeerRing is the send buffer that the engine empties, and Kick has to follow whenever the program moved
+// a position or set a flag. A ring's position is taken modulo its length, which with an eye catcher is no power of two.
 type Rings struct {
 	LocalHead, LocalRing  []byte // this side reads
 	PeerHead, PeerRing    []byte // this side writes
@@ -46,17 +54,21 @@ type Timeouts struct {
 	CLC  time.Duration // for the next CLC message of the peer
 	LLC  time.Duration // for an LLC answer; the client waits twice as long for CONFIRM LINK
 	Idle time.Duration // how long a link group without connections is kept
+	Test time.Duration // after how much silence a link is tried; not with mapped memory
+	// Close is how long a connection that is closed here waits for the peer, or for the next sign that its last bytes
+	// are taken (RFC 7609 §4.8.1). With mapped memory nobody waits for that.
+	Close time.Duration
 }
 
 // DefaultTimeouts are those of Linux.
-var DefaultTimeouts = Timeouts{CLC: 6 * time.Second, LLC: 2 * time.Second, Idle: 10 * time.Minute}
+var DefaultTimeouts = Timeouts{CLC: 6 * time.Second, LLC: 2 * time.Second, Idle: 10 * time.Minute, Test: 30 * time.Second, Close: time.Minute}
 
 // Config is what an engine is made of.
 type Config struct {
-	PeerID   smc.PeerID   // of this engine alone, on this host and on others
-	Device   verbs.Device // must have CapMapped
-	RMBESize int          // bytes of a ring: a power of two, 64 KiB to 512 MiB; 0 = DefaultRMBESize
-	Elements int          // elements of an RMB, 1 to 255; 0 = DefaultElements
+	PeerID   smc.PeerID     // of this engine alone, on this host and on others
+	Devices  []verbs.Device // RNICs of this host, the preferred one first
+	RMBESize int            // bytes of a ring: a power of two, 64 KiB to 512 MiB; 0 = DefaultRMBESize
+	Elements int            // elements of an RMB, 1 to 255; 0 = DefaultElements
 	// Reserve asks for n more bytes of ring memory, or gives -n back, which is not refused. It is called for each
 	// element as it is given out and freed: an RMB is address space only, its pages appear as rings are used. nil
 	// allows everything.
@@ -94,9 +106,7 @@ var (
 // Engine is one SMC-R peer. See the package comment for how it is driven.
 type Engine struct {
 	cfg    Config
-	dev    verbs.Device
-	attr   verbs.Attr
-	cq     verbs.CQ
+	ports  []*port // one for each device
 	log    zerolog.Logger
 	now    Instant
 	depth  int
@@ -104,12 +114,13 @@ type Engine struct {
 
 	groups map[GroupID]*LinkGroup   // all
 	byPeer map[peerKey][]*LinkGroup // those that are not down
-	byQPN  map[roce.QPN]*Link
-	conns  map[ConnID]*Conn // all that are not released
+	conns  map[ConnID]*Conn         // all that are not released
 	timers timerHeap
 	retry  timer         // the device has something it could not send
 	pause  time.Duration // until the next retry
 	outbox []notice
+	woken  []*Conn // whose owner is to be woken
+	done   [32]verbs.Completion
 
 	lastGroup GroupID
 	lastConn  ConnID
@@ -139,8 +150,14 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Timeouts.LLC == 0 {
 		cfg.Timeouts.LLC = DefaultTimeouts.LLC
 	}
+	if cfg.Timeouts.Close == 0 {
+		cfg.Timeouts.Close = DefaultTimeouts.Close
+	}
 	if cfg.Timeouts.Idle == 0 {
 		cfg.Timeouts.Idle = DefaultTimeouts.Idle
+	}
+	if cfg.Timeouts.Test == 0 {
+		cfg.Timeouts.Test = DefaultTimeouts.Test
 	}
 	if cfg.Reserve == nil {
 		cfg.Reserve = func(int64) bool { return true }
@@ -155,20 +172,22 @@ func New(cfg Config) (*Engine, error) {
 		return nil, fmt.Errorf("engine: %d elements", cfg.Elements)
 	case cfg.PeerID.IsZero():
 		return nil, errors.New("engine: no peer ID")
-	case !cfg.Device.Attr().Caps.Has(verbs.CapMapped):
-		return nil, fmt.Errorf("engine: %s: %w", cfg.Device.Attr().Provider, verbs.ErrNotMapped)
-	}
-	cq, err := cfg.Device.CreateCQ()
-	if err != nil {
-		return nil, err
+	case len(cfg.Devices) == 0:
+		return nil, errors.New("engine: no device")
 	}
 	e := &Engine{
-		cfg: cfg, dev: cfg.Device, attr: cfg.Device.Attr(), cq: cq, log: cfg.Log,
-		groups: map[GroupID]*LinkGroup{}, byPeer: map[peerKey][]*LinkGroup{},
-		byQPN: map[roce.QPN]*Link{}, conns: map[ConnID]*Conn{},
+		cfg: cfg, log: cfg.Log,
+		groups: map[GroupID]*LinkGroup{}, byPeer: map[peerKey][]*LinkGroup{}, conns: map[ConnID]*Conn{},
 		lastToken: smc.AlertToken(cfg.Rand()),
 	}
-	e.retry.fire = func() { e.dev.Poll() }
+	for _, d := range cfg.Devices {
+		p, err := newPort(d)
+		if err != nil {
+			return nil, errors.Join(err, e.Close())
+		}
+		e.ports = append(e.ports, p)
+	}
+	e.retry.fire = func() { e.poll() }
 	e.count.Declined, e.count.PeerDeclined = map[clc.DeclineCode]uint64{}, map[clc.DeclineCode]uint64{}
 	return e, nil
 }
@@ -192,7 +211,7 @@ func (e *Engine) Client(h Handler, subnet netip.Prefix, now Instant) *Conn {
 		c.fail(clc.DeclineInternal)
 		return c
 	}
-	if c.to(fsm.Connect, fsm.AwaitAccept) {
+	if c.port = e.preferred(); c.to(fsm.Connect, fsm.AwaitAccept) {
 		c.propose(subnet)
 	}
 	return c
@@ -212,7 +231,7 @@ func (e *Engine) Server(h Handler, now Instant) *Conn {
 // Poll lets the device work and takes what it completed. It reports whether more is waiting.
 func (e *Engine) Poll(now Instant) (more bool) {
 	defer e.enter(now)()
-	return e.dev.Poll()
+	return e.poll()
 }
 
 // Tick fires the timers that are due.
@@ -242,12 +261,18 @@ func (e *Engine) Shutdown(now Instant) {
 		}
 	}
 	for _, g := range e.sortedGroups() {
-		g.delete()
+		g.delete(llc.DeleteLink{Orderly: true, Reason: llc.ReasonProgram})
 	}
 }
 
-// Close gives the completion queue back; verbs.ErrBusy while connections have not been released.
-func (e *Engine) Close() error { return e.cq.Close() }
+// Close gives the completion queues back; verbs.ErrBusy while connections have not been released.
+func (e *Engine) Close() error {
+	var err error
+	for _, p := range e.ports {
+		err = errors.Join(err, p.cq.Close())
+	}
+	return err
+}
 
 // enter begins a call from outside; the function it returns ends it: completions are taken, and then the handlers called.
 func (e *Engine) enter(now Instant) func() {
@@ -267,30 +292,18 @@ func (e *Engine) leave() {
 			e.reap()
 		}
 		e.outbox = nil
+		for i := 0; i < len(e.woken); i++ {
+			e.woken[i].wake()
+			e.reap()
+		}
+		e.woken = e.woken[:0]
 		// A peer that is merely busy makes room at once, one that is stopped perhaps never.
-		if !e.dev.Pending() {
+		if !slices.ContainsFunc(e.ports, func(p *port) bool { return p.dev.Pending() }) {
 			e.timers.stop(&e.retry)
 			e.pause = 0
 		} else if e.retry.pos == 0 {
 			e.pause = min(max(2*e.pause, firstRetry), lastRetry)
 			e.after(&e.retry, e.pause)
-		}
-	}
-}
-
-// reap takes all completions.
-func (e *Engine) reap() {
-	var buf [32]verbs.Completion
-	for {
-		n := e.cq.Poll(buf[:])
-		if n == 0 {
-			return
-		}
-		for _, c := range buf[:n] {
-			// Completions of a queue pair that is closed by now have nobody to go to.
-			if l := e.byQPN[c.QPN]; l != nil {
-				l.complete(c)
-			}
 		}
 	}
 }

@@ -13,6 +13,8 @@ const HeadSize = 256
 const (
 	WriterDone   uint32 = 1 // WFlags: the writer has shut down sending: "sending done" of CDC, RFC 7609 §4.8
 	WriterClosed uint32 = 2 // WFlags: the writer's last holder closed: PeerConnectionClosed
+	Urgent       uint32 = 4 // WFlags: Urg, set before Prod, is the position behind the last urgent byte: "urgent present" of CDC
+	UrgentComing uint32 = 8 // WFlags: urgent data waits for room: "urgent pending" of CDC
 	ReaderClosed uint32 = 1 // RFlags: the reader's last holder closed
 )
 
@@ -27,12 +29,12 @@ type Head struct {
 	Prod   uint64 // +checkatomic
 	WFlags uint32 // +checkatomic
 	WCPU   uint32
-	Urg    uint64
+	Urg    uint64 // +checkatomic
 	WTag   uint32
 	_      [9]uint32
 
 	// written by the reader, read by the writer
-	Cons uint64
+	Cons uint64 // +checkatomic
 	RCPU uint32
 	_    [13]uint32
 

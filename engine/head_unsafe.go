@@ -19,8 +19,16 @@ func (h *Head) begin(token uint32) {
 	atomic.StoreUint32(&h.Token, token)
 }
 
-func (h *Head) setWriterClosed()    { atomic.OrUint32(&h.WFlags, WriterClosed) }
-func (h *Head) setReaderClosed()    { atomic.OrUint32(&h.RFlags, ReaderClosed) }
-func (h *Head) writerFlags() uint32 { return atomic.LoadUint32(&h.WFlags) }
-func (h *Head) readerClosed() bool  { return atomic.LoadUint32(&h.RFlags)&ReaderClosed != 0 }
-func (h *Head) neverWritten() bool  { return atomic.LoadUint64(&h.Prod) == 0 && h.writerFlags() == 0 }
+func (h *Head) setWriterClosed()      { atomic.OrUint32(&h.WFlags, WriterClosed) }
+func (h *Head) setReaderClosed()      { atomic.OrUint32(&h.RFlags, ReaderClosed) }
+func (h *Head) writerFlags() uint32   { return atomic.LoadUint32(&h.WFlags) }
+func (h *Head) readerClosed() bool    { return atomic.LoadUint32(&h.RFlags)&ReaderClosed != 0 }
+func (h *Head) flagWriter(f uint32)   { atomic.OrUint32(&h.WFlags, f) }
+func (h *Head) unflagWriter(f uint32) { atomic.AndUint32(&h.WFlags, ^f) }
+func (h *Head) prod() uint64          { return atomic.LoadUint64(&h.Prod) }
+func (h *Head) cons() uint64          { return atomic.LoadUint64(&h.Cons) }
+func (h *Head) urg() uint64           { return atomic.LoadUint64(&h.Urg) }
+func (h *Head) setProd(p uint64)      { atomic.StoreUint64(&h.Prod, p) }
+func (h *Head) setCons(p uint64)      { atomic.StoreUint64(&h.Cons, p) }
+func (h *Head) setUrg(p uint64)       { atomic.StoreUint64(&h.Urg, p) }
+func (h *Head) neverWritten() bool    { return atomic.LoadUint64(&h.Prod) == 0 && h.writerFlags() == 0 }

@@ -14,7 +14,7 @@ import (
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
 	"libsmcr/verbs"
-	"libsmcr/verbs/verbstest"
+	"libsmcr/verbs/simfab"
 )
 
 func readHex(t testing.TB, name string) []byte {
@@ -45,7 +45,7 @@ func TestElementIsReusedAfterBothSidesClosed(t *testing.T) {
 		for i := range b.rings.PeerRing {
 			b.rings.PeerRing[i] = 0xA5
 		}
-		headAt(a.rings.LocalHead).Cons = 77
+		headAt(a.rings.LocalHead).setCons(77)
 		a.c.Close(w.now)
 		if f := headAt(b.rings.LocalHead).writerFlags(); f != WriterClosed {
 			t.Errorf("the peer sees flags %d", f)
@@ -67,7 +67,7 @@ func TestElementIsReusedAfterBothSidesClosed(t *testing.T) {
 		if a3.rings.Index != 1 || b3.rings.Index != 1 || a3.rings.LocalToken == old.LocalToken {
 			t.Errorf("elements %d and %d, token %s after %s", a3.rings.Index, b3.rings.Index, a3.rings.LocalToken, old.LocalToken)
 		}
-		if slices.ContainsFunc(a3.rings.LocalRing, func(c byte) bool { return c != 0 }) || headAt(a3.rings.LocalHead).Cons != 0 {
+		if slices.ContainsFunc(a3.rings.LocalRing, func(c byte) bool { return c != 0 }) || headAt(a3.rings.LocalHead).cons() != 0 {
 			t.Error("the old connection's data is still there")
 		}
 		w.mustBeSMC(a2, b2)
@@ -266,20 +266,20 @@ func TestAbandonedElement(t *testing.T) {
 func say(w *world, from *host, m llc.Message) (answers []llc.Message) {
 	w.t.Helper()
 	var l *Link
-	for _, x := range from.e.byQPN {
+	for _, x := range from.e.ports[0].links {
 		l = x
 	}
 	old := w.fabric.Filter
-	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+	w.fabric.Filter = func(e simfab.Event) simfab.Verdict {
 		if e.Msg != nil && e.From != from.dev.Attr().GID {
 			got, err := llc.Decode(smc.Linux, e.Msg)
 			if err != nil {
 				w.t.Error(err)
 			}
 			answers = append(answers, got)
-			return verbstest.Drop
+			return simfab.Drop
 		}
-		return verbstest.Deliver
+		return simfab.Deliver
 	}
 	if err := l.qp.PostSend(1<<40, m.Append(smc.Linux, nil)); err != nil {
 		w.t.Fatal(err)
@@ -367,11 +367,11 @@ func TestDeleteRKeyUnmaps(t *testing.T) {
 	if got := say(w, w.a(), m); len(got) != 1 || got[0].String() != want.String() {
 		t.Fatalf("%v", got)
 	}
-	if n := w.b().fake.Mapped(); n != 1 {
+	if n := w.b().fake.Open().Maps; n != 1 {
 		t.Errorf("%d mappings while a connection writes there", n)
 	}
 	a.peer.c.Close(w.now)
-	if n := w.b().fake.Mapped(); n != 0 {
+	if n := w.b().fake.Open().Maps; n != 0 {
 		t.Errorf("%d mappings afterwards", n)
 	}
 	w.finish()
@@ -407,11 +407,11 @@ func TestBadConfirmLink(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, false)
-			w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+			w.fabric.Filter = func(e simfab.Event) simfab.Verdict {
 				if h, err := llc.Peek(smc.Linux, e.Msg); err == nil && h.Type == llc.TypeConfirmLink && h.Reply == c.reply && e.Op == verbs.OpSend {
 					copy(e.Msg, c.edit(e.Msg))
 				}
-				return verbstest.Deliver
+				return simfab.Deliver
 			}
 			a, b := w.dial(w.a(), w.b())
 			w.settle()
@@ -426,11 +426,11 @@ func TestBadConfirmLink(t *testing.T) {
 // max links: the smaller of both counts (RFC 7609 §2.2.2), and this side has one.
 func TestMaxLinksIsNegotiated(t *testing.T) {
 	w := newWorld(t, false)
-	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+	w.fabric.Filter = func(e simfab.Event) simfab.Verdict {
 		if h, err := llc.Peek(smc.Linux, e.Msg); err == nil && h.Type == llc.TypeConfirmLink {
 			e.Msg[34] = 8
 		}
-		return verbstest.Deliver
+		return simfab.Deliver
 	}
 	w.established(w.a(), w.b())
 	for _, h := range w.hosts {
@@ -444,11 +444,11 @@ func TestMaxLinksIsNegotiated(t *testing.T) {
 func TestReceiverThatIsBusy(t *testing.T) {
 	w := newWorld(t, false)
 	stuck := true
-	w.fabric.Filter = func(e verbstest.Event) verbstest.Verdict {
+	w.fabric.Filter = func(e simfab.Event) simfab.Verdict {
 		if stuck {
-			return verbstest.Hold
+			return simfab.Hold
 		}
-		return verbstest.Deliver
+		return simfab.Deliver
 	}
 	a, b := w.dial(w.a(), w.b())
 	for range 20 {

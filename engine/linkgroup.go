@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"libsmcr/abi/clc"
 	"libsmcr/abi/llc"
 	"libsmcr/abi/roce"
 	"libsmcr/abi/smc"
@@ -15,12 +16,11 @@ import (
 // GroupID numbers the link groups of an engine.
 type GroupID uint32
 
-// peerKey says whose link group it is. Roles reversed are another group (RFC 7609 §2.2).
+// peerKey says whose link group it is. Roles reversed are another group (RFC 7609 §2.2). Which of its RNICs the peer
+// speaks from is a matter of the links.
 type peerKey struct {
 	role Role // of this side
 	id   smc.PeerID
-	gid  roce.GID
-	mac  roce.MAC
 }
 
 type groupState uint8
@@ -28,16 +28,19 @@ type groupState uint8
 const (
 	groupForming groupState = iota // its first contact is under way
 	groupActive
-	groupDown // no link left; lives on while connections hold its memory
+	groupEnding // DELETE LINK for all links is on its way
+	groupDown   // no link left; lives on while connections hold its memory
 )
 
-func (s groupState) String() string { return [...]string{"FORMING", "ACTIVE", "DOWN"}[s] }
+func (s groupState) String() string { return [...]string{"FORMING", "ACTIVE", "ENDING", "DOWN"}[s] }
 
 // LinkGroup is all that two peers share in one pair of roles: links, RMBs and connections (RFC 7609 §2.2).
 type LinkGroup struct {
 	e       *Engine
 	id      GroupID
 	key     peerKey
+	port    *port    // of the first link
+	gid     roce.GID // of the peer, first link
 	state   groupState
 	links   []*Link
 	lastNum smc.LinkNum
@@ -47,27 +50,36 @@ type LinkGroup struct {
 	first *Conn   // whose first contact forms the group
 	queue []*Conn // server: Proposals that wait for it
 
-	rmbs       []*RMB
-	remotes    map[smc.RToken]*remoteRMB
-	conns      map[ConnID]*Conn
-	confirming []*RMB // to be announced by CONFIRM RKEY, the first one is under way
-	exchange   timer  // the answer to CONFIRM RKEY
+	rmbs    []*RMB
+	remotes map[*remoteRMB]struct{}  // RMBs of the peer
+	byToken map[smc.AlertToken]*Conn // alert tokens of this side, which CDC messages name
+	conns   map[ConnID]*Conn
+
+	x            exchange // that is under way
+	todo         agenda
+	settling     bool     // client, first contact: what ends it has been posted, not sent
+	partial      *partial // CONFIRM RKEY of the peer that is not complete
+	partialTimer timer
+	shrinker     timer
 
 	sweeper timer
 	pause   time.Duration // until the next sweep
 	idle    timer
 }
 
-// linkLimit is what CONFIRM LINK tells: this side has one path to each peer, so ADD LINK never follows (RFC 7609 §2.2.2).
-const linkLimit = 1
+// linkLimit is what CONFIRM LINK tells (RFC 7609 §2.2.2): 2 to 8, but 1 over a device that knows one path to each peer.
+func (p *port) linkLimit() uint8 { return uint8(max(1, min(p.attr.MaxLinks, smc.MaxLinks))) }
 
-func (e *Engine) newGroup(k peerKey, first *Conn) *LinkGroup {
+func (e *Engine) newGroup(k peerKey, p *port, gid roce.GID, first *Conn) *LinkGroup {
 	e.lastGroup++
 	g := &LinkGroup{
-		e: e, id: e.lastGroup, key: k, first: first, max: linkLimit, dialect: smc.Linux,
-		remotes: map[smc.RToken]*remoteRMB{}, conns: map[ConnID]*Conn{},
+		e: e, id: e.lastGroup, key: k, port: p, gid: gid, first: first, max: p.linkLimit(), dialect: smc.Linux,
+		x:       exchange{state: fsm.Quiet},
+		remotes: map[*remoteRMB]struct{}{}, conns: map[ConnID]*Conn{}, byToken: map[smc.AlertToken]*Conn{},
 	}
-	g.sweeper.fire, g.idle.fire, g.exchange.fire = g.sweep, g.delete, g.exchangeTimeout
+	g.sweeper.fire, g.shrinker.fire, g.x.timer.fire, g.partialTimer.fire = g.sweep, g.shrink, g.timeout, g.partialTimeout
+	g.todo.pause.fire, g.todo.retry.fire = g.unhold, g.tryAgain
+	g.idle.fire = func() { g.delete(llc.DeleteLink{Orderly: true, Reason: llc.ReasonProgram}) }
 	e.groups[g.id] = g
 	e.byPeer[k] = append(e.byPeer[k], g)
 	e.count.Groups++
@@ -91,21 +103,51 @@ func (g *LinkGroup) active() *Link {
 	return nil
 }
 
+// linkTo returns the link whose other end that is; it may be one that is being deleted, which the peer did not know yet.
+func (g *LinkGroup) linkTo(p clc.Endpoint) *Link {
+	for _, l := range g.links {
+		if (l.state == fsm.LinkActive || l.state == fsm.LinkDeleting) && l.peer.QPN == p.QPN && l.peer.GID == p.GID && l.peer.MAC == p.MAC {
+			return l
+		}
+	}
+	return nil
+}
+
+// reaches: the RNIC that a Proposal comes from is the other end of a link that works.
+func (g *LinkGroup) reaches(p clc.Endpoint) bool {
+	for _, l := range g.links {
+		if l.state == fsm.LinkActive && l.peer.GID == p.GID && l.peer.MAC == p.MAC {
+			return true
+		}
+	}
+	return false
+}
+
 // activate: the first link is confirmed.
 func (g *LinkGroup) activate(l *Link, peerMax uint8) {
 	l.step(fsm.LinkConfirmed)
-	g.first, g.state = nil, groupActive
-	g.max = max(1, min(g.max, peerMax))
+	g.max = negotiated(g.max, peerMax)
 	for _, r := range g.rmbs {
 		r.confirmed = true
 	}
 	g.e.log.Info().Uint32("lgr", uint32(g.id)).Stringer("role", g.key.role).Stringer("peer", g.key.id).Msg("link group up")
-	queue := g.queue
-	g.queue = nil
-	for _, c := range queue {
-		c.queue = nil
-		c.choose()
+	l.watch()
+	if g.max > 1 {
+		if g.key.role == RoleServer {
+			g.todo.addLink = true
+		} else {
+			g.check(g.step(fsm.FirstLinkUp))
+		}
 	}
+	g.next()
+}
+
+// negotiated is the number of links: a client that says nothing accepts the server's (RFC 7609 §2.2.2).
+func negotiated(local, peer uint8) uint8 {
+	if peer == 0 {
+		return local
+	}
+	return min(local, peer)
 }
 
 // down ends all links. Connections that are established keep their rings; what was being negotiated is told.
@@ -115,21 +157,16 @@ func (g *LinkGroup) down(why fsm.LinkEvent) {
 	}
 	g.state = groupDown
 	g.e.log.Info().Uint32("lgr", uint32(g.id)).Stringer("ev", why).Msg("link group down")
-	if rest := slices.DeleteFunc(g.e.byPeer[g.key], func(x *LinkGroup) bool { return x == g }); len(rest) > 0 {
-		g.e.byPeer[g.key] = rest
-	} else {
-		delete(g.e.byPeer, g.key)
-	}
+	g.leavePeer()
 	g.e.timers.stop(&g.sweeper)
 	g.e.timers.stop(&g.idle)
-	g.e.timers.stop(&g.exchange)
+	g.stopped()
 	for _, l := range g.links {
 		l.step(why)
-		delete(g.e.byQPN, l.qp.QPN())
-		g.check(l.qp.Close())
+		l.closeQP()
 	}
 	queue := g.queue
-	g.queue, g.confirming = nil, nil
+	g.queue = nil
 	for _, c := range sorted(g.conns) {
 		if c.closing {
 			c.sweep()
@@ -143,6 +180,15 @@ func (g *LinkGroup) down(why fsm.LinkEvent) {
 		c.choose()
 	}
 	g.quiet()
+}
+
+// leavePeer: no further connections.
+func (g *LinkGroup) leavePeer() {
+	if rest := slices.DeleteFunc(g.e.byPeer[g.key], func(x *LinkGroup) bool { return x == g }); len(rest) > 0 {
+		g.e.byPeer[g.key] = rest
+	} else {
+		delete(g.e.byPeer, g.key)
+	}
 }
 
 // quiet is called when a connection has left.
@@ -169,14 +215,14 @@ func (g *LinkGroup) quiet() {
 func (g *LinkGroup) busy() { g.e.timers.stop(&g.idle) }
 
 func (g *LinkGroup) free() {
-	for _, r := range g.remotes {
-		g.check(r.mr.Close())
-	}
-	for _, r := range g.rmbs {
+	for r := range g.remotes {
 		r.close()
 	}
 	for _, l := range g.links {
-		g.check(l.pd.Close())
+		l.forget()
+	}
+	for _, r := range g.rmbs {
+		r.close()
 	}
 }
 
@@ -186,7 +232,7 @@ const (
 )
 
 // sweepSoon begins to look after elements that the peer has not left yet, and after the peer itself: nothing else
-// tells that an idle peer's process has ended.
+// tells that an idle peer's process has ended. An RNIC is not asked: it is one of several, and TEST LINK will tell.
 func (g *LinkGroup) sweepSoon() {
 	if g.state != groupActive {
 		return
@@ -206,23 +252,15 @@ func (g *LinkGroup) sweep() {
 			waiting = true
 		}
 	}
-	if g.state != groupActive || !waiting && len(g.conns) > 0 {
+	if g.state != groupActive || !waiting && (len(g.conns) > 0 || !g.port.mapped()) {
 		return
 	}
-	if !g.e.dev.Reachable(g.key.gid) {
+	if g.port.mapped() && !g.port.dev.Reachable(g.gid) {
 		g.down(fsm.LinkFailed)
 		return
 	}
 	g.pause = min(2*g.pause, lastSweep)
 	g.e.after(&g.sweeper, g.pause)
-}
-
-// delete ends the group in order: RFC 7609 §3.5.4.
-func (g *LinkGroup) delete() {
-	if l := g.active(); l != nil {
-		l.send(&llc.DeleteLink{All: true, Orderly: true, Reason: llc.ReasonProgram}, nil)
-	}
-	g.down(fsm.LinkDelete)
 }
 
 func sorted(m map[ConnID]*Conn) []*Conn {

@@ -37,6 +37,16 @@ func TestRFCMapNamesWhatExists(t *testing.T) {
 			t.Errorf("%s does not exist", n[1])
 		}
 	}
+	// Cases of table tests stand in quotes.
+	cases := regexp.MustCompile(`"([^"\n]+)"`).FindAllStringSubmatch(string(doc), -1)
+	if len(cases) < 50 {
+		t.Errorf("%d cases named", len(cases))
+	}
+	for _, c := range cases {
+		if !strings.Contains(tests.String(), `"`+c[1]+`"`) {
+			t.Errorf("%q is no case of a test", c[1])
+		}
+	}
 	for _, p := range regexp.MustCompile("`((?:engine|abi|verbs)/[a-z/._]+)`").FindAllStringSubmatch(string(doc), -1) {
 		if _, err := os.Stat("../" + p[1]); err != nil {
 			t.Error(err)

@@ -33,7 +33,7 @@ type GroupInfo struct {
 	ID       GroupID
 	Role     Role
 	State    string
-	Type     string // SINGLE, as smcr says it: one link
+	Type     string // as smcr says it
 	PeerID   smc.PeerID
 	PeerGID  roce.GID
 	Conns    int // connections that hold an element
@@ -61,19 +61,34 @@ type LinkInfo struct {
 	GID, PeerGID    roce.GID
 }
 
+// kind is the redundancy of a link group in the words of smcr.
+func (g *LinkGroup) kind() string {
+	symmetric, asymmetric := g.paths()
+	switch {
+	case len(symmetric) >= 2:
+		return "SYM"
+	case len(asymmetric) == 0:
+		return "SINGLE"
+	case asymmetric[0].port == symmetric[0].port:
+		return "ASYM_LOCAL"
+	}
+	return "ASYM_PEER"
+}
+
 // Snapshot copies what there is to see.
 func (e *Engine) Snapshot() Snapshot {
-	s := Snapshot{PeerID: e.cfg.PeerID, Provider: e.attr.Provider, GID: e.attr.GID, Conns: len(e.conns), Counters: e.count}
+	a := e.ports[0].attr
+	s := Snapshot{PeerID: e.cfg.PeerID, Provider: a.Provider, GID: a.GID, Conns: len(e.conns), Counters: e.count}
 	s.Counters.Declined, s.Counters.PeerDeclined = maps.Clone(e.count.Declined), maps.Clone(e.count.PeerDeclined)
 	for _, g := range e.sortedGroups() {
 		i := GroupInfo{
-			ID: g.id, Role: g.key.role, State: g.state.String(), Type: "SINGLE", PeerID: g.key.id, PeerGID: g.key.gid,
+			ID: g.id, Role: g.key.role, State: g.state.String(), Type: g.kind(), PeerID: g.key.id, PeerGID: g.gid,
 			Conns: len(g.conns), PeerRMBs: len(g.remotes), MaxLinks: g.max,
 		}
 		for _, l := range g.links {
 			i.Links = append(i.Links, LinkInfo{
 				Num: l.num, State: l.state.String(), UserID: l.uid, PeerUID: l.peerUID,
-				QPN: l.qp.QPN(), PeerQPN: l.peer.QPN, GID: e.attr.GID, PeerGID: l.peer.GID,
+				QPN: l.qp.QPN(), PeerQPN: l.peer.QPN, GID: l.attr.GID, PeerGID: l.peer.GID,
 			})
 		}
 		for _, r := range g.rmbs {

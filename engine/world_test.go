@@ -18,14 +18,14 @@ import (
 	"libsmcr/abi/smc"
 	"libsmcr/verbs"
 	"libsmcr/verbs/shm"
-	"libsmcr/verbs/verbstest"
+	"libsmcr/verbs/simfab"
 )
 
 // world is some hosts with an engine each, the TCP connections between them, and a clock that only the test moves.
 type world struct {
 	t      testing.TB
 	now    Instant
-	fabric *verbstest.Fabric // nil over shm
+	fabric *simfab.Fabric // nil over shm
 	hosts  []*host
 	ends   []*end
 	// clc sees each CLC message, and what it returns is delivered.
@@ -39,7 +39,7 @@ type host struct {
 	name     string
 	e        *Engine
 	dev      verbs.Device
-	fake     *verbstest.Fake // nil over shm
+	fake     *simfab.Device // nil over shm
 	reserved int64
 	limit    int64 // of reserved, 0 = none
 	dead     bool
@@ -140,7 +140,7 @@ func describe(b []byte) string {
 func newWorld(t testing.TB, overShm bool, edit ...func(*Config)) *world {
 	w := &world{t: t, now: 1}
 	if !overShm {
-		w.fabric = verbstest.NewFabric(11)
+		w.fabric = simfab.New(11)
 		w.fabric.Filter = w.observe
 	}
 	for _, n := range []string{"A", "B"} {
@@ -200,7 +200,7 @@ func (w *world) host(name string, edit ...func(*Config)) *host {
 	}
 	n := uint32(len(w.hosts)) << 24
 	c := Config{
-		PeerID: smc.PeerID{0xF7, byte(len(w.hosts)), 2, 0, 0, 0xAA, 0, byte(len(w.hosts) + 1)}, Device: h.dev, RMBESize: MinRMBESize,
+		PeerID: smc.PeerID{0xF7, byte(len(w.hosts)), 2, 0, 0, 0xAA, 0, byte(len(w.hosts) + 1)}, Devices: []verbs.Device{h.dev}, RMBESize: MinRMBESize,
 		Reserve: func(d int64) bool {
 			if d > 0 && h.limit > 0 && h.reserved+d > h.limit {
 				return false
@@ -226,7 +226,7 @@ func (w *world) a() *host { return w.hosts[0] }
 func (w *world) b() *host { return w.hosts[1] }
 
 // observe writes the trace of what goes over the fabric.
-func (w *world) observe(e verbstest.Event) verbstest.Verdict {
+func (w *world) observe(e simfab.Event) simfab.Verdict {
 	from := string(e.From[:1])
 	if e.Op == verbs.OpExported {
 		w.trace = append(w.trace, from+" export")
@@ -237,7 +237,7 @@ func (w *world) observe(e verbstest.Event) verbstest.Verdict {
 		}
 		w.trace = append(w.trace, s)
 	}
-	return verbstest.Deliver
+	return simfab.Deliver
 }
 
 // dial makes a TCP connection from one host to another and starts both negotiations.
@@ -384,10 +384,18 @@ const abandonedFor = time.Duration(abandoned)
 func (h *host) check() {
 	t, e := h.w.t, h.e
 	t.Helper()
-	if len(e.conns)+len(e.groups)+len(e.byPeer)+len(e.byQPN)+len(e.timers)+len(e.outbox) != 0 || h.reserved != 0 {
+	if len(e.conns)+len(e.groups)+len(e.byPeer)+h.links()+len(e.timers)+len(e.outbox) != 0 || h.reserved != 0 {
 		t.Errorf("%s: left over: %d connections, %d groups, %d peers, %d links, %d timers, %d bytes",
-			h.name, len(e.conns), len(e.groups), len(e.byPeer), len(e.byQPN), len(e.timers), h.reserved)
+			h.name, len(e.conns), len(e.groups), len(e.byPeer), h.links(), len(e.timers), h.reserved)
 	}
+}
+
+// links counts those that an engine still knows.
+func (h *host) links() (n int) {
+	for _, p := range h.e.ports {
+		n += len(p.links)
+	}
+	return n
 }
 
 // established connects and checks that bytes reach the other side.

@@ -24,6 +24,7 @@ import (
 
 	"libsmcr/abi/roce"
 	"libsmcr/engine"
+	"libsmcr/verbs"
 	"libsmcr/verbs/shm"
 )
 
@@ -98,7 +99,7 @@ func newLoop(sh *C.struct_shim) (*loop, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := engine.Config{Device: dev, RMBESize: rmbeSize(uint32(sh.rmbe)), Reserve: lim.reserve, Log: l.log}
+	cfg := engine.Config{Devices: []verbs.Device{dev}, RMBESize: rmbeSize(uint32(sh.rmbe)), Reserve: lim.reserve, Log: l.log}
 	// Unique per engine: a peer keys link groups on it, and each process, each forked child, has its own.
 	copy(cfg.PeerID[:], gid[:])
 	cfg.PeerID[0] |= 1 // never zero

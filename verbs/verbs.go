@@ -66,11 +66,13 @@ var (
 type Device interface {
 	Attr() Attr
 	// Reachable reports whether somebody answers to that GID as far as can be told without talking to it. It is false for
-	// certain only: a peer that has ended, or an address of another kind.
+	// certain only: a peer that has ended, an address of another kind, a port of this side that is down. Its own GID is
+	// reachable while its port is up; each change is a completion with OpPort in all completion queues.
 	Reachable(gid roce.GID) bool
 	AllocPD() (PD, error)
 	CreateCQ() (CQ, error)
-	// AllocMemory returns size zeroed bytes that Register accepts.
+	// AllocMemory returns size zeroed bytes that Register accepts, also that of other devices of this provider in the
+	// same process: an RMB belongs to the links over all of them.
 	AllocMemory(size int) (Memory, error)
 	// Poll moves what has arrived into completion queues and tries again what could not be sent. It does a bounded amount
 	// of work and reports whether more is waiting.
@@ -92,9 +94,17 @@ type Memory interface {
 	Close() error
 }
 
+// Access says what a region is for. RKeys can be guessed: what the peer has no business in is Local.
+type Access uint8
+
+const (
+	Local       Access = iota // a source for PostWrite
+	RemoteWrite               // the peer writes there, or maps it
+)
+
 // PD is a protection domain: RKeys of its regions are good on its queue pairs only (RFC 7609 §2.1: one for every link).
 type PD interface {
-	Register(m Memory) (MR, error)
+	Register(m Memory, a Access) (MR, error)
 	CreateQP(cq CQ, cap QPCap) (QP, error)
 	Close() error
 }
@@ -149,9 +159,11 @@ type QP interface {
 	// PostRecv gives a buffer for one SEND of the peer, from INIT on. The buffer belongs to the queue pair until its
 	// completion.
 	PostRecv(id WRID, buf []byte) error
-	// PostSend and PostWrite copy what they are given before they return (inline), in state RTS. A completion follows.
+	// PostSend and PostWrite need state RTS; a completion follows. PostSend copies msg before it returns (inline). The n
+	// bytes at off of a region of the same PD, which PostWrite writes to addr at the peer, must not change before the
+	// completion.
 	PostSend(id WRID, msg []byte) error
-	PostWrite(id WRID, data []byte, key roce.RKey, addr roce.VAddr) error
+	PostWrite(id WRID, src MR, off, n int, key roce.RKey, addr roce.VAddr) error
 
 	// Export hands a region of the same PD to the peer, with CapMapped, from RTR on. What is sent later arrives later.
 	Export(m MR) error
@@ -178,6 +190,7 @@ const (
 	OpWrite
 	OpRecv
 	OpExported // no work request: a region of the peer has arrived, RKey says which
+	OpPort     // no work request, no queue pair: the device's port went up or down
 )
 
 func (o Opcode) String() string {
@@ -190,6 +203,8 @@ func (o Opcode) String() string {
 		return "recv"
 	case OpExported:
 		return "exported"
+	case OpPort:
+		return "port"
 	}
 	return "unknown"
 }

@@ -28,6 +28,12 @@ func (r Ring) Capacity() uint32 { return r.Size - r.Origin }
 // Start returns the cursor of a new connection.
 func (r Ring) Start() Cursor { return Cursor{Count: r.Origin} }
 
+// At returns the cursor of a position: the bytes since the connection began.
+func (r Ring) At(pos uint64) Cursor {
+	n := uint64(r.Capacity())
+	return Cursor{Wrap: uint16(pos / n), Count: r.Origin + uint32(pos%n)}
+}
+
 // Valid reports whether c points into the data area. A peer's cursor is checked with it before anything else.
 func (r Ring) Valid(c Cursor) bool { return r.Origin <= c.Count && c.Count < r.Size }
 

@@ -184,7 +184,7 @@ func FuzzRing(f *testing.F) {
 	f.Fuzz(func(t *testing.T, dialect uint8, size uint32, pos uint64, ahead, part uint32) {
 		r := Dialect(dialect % 2).Ring(max(size, EyeCatcherSize+1))
 		c := uint64(r.Capacity())
-		at := func(p uint64) Cursor { return Cursor{uint16(p / c), r.Origin + uint32(p%c)} }
+		at := r.At
 		n := uint64(ahead) % (c + 1)
 		k := uint64(part) % (n + 1)
 		pos %= 1 << 62

@@ -17,6 +17,7 @@ func TestTablesMatchTheirGoldenMatrices(t *testing.T) {
 		"handshake.matrix": HandshakeMatrix(), "handshake.mermaid": HandshakeDiagram(),
 		"conn.matrix": ConnMatrix(), "conn.mermaid": ConnDiagram(),
 		"link.matrix": LinkMatrix(), "link.mermaid": LinkDiagram(),
+		"exchange.matrix": ExchangeMatrix(), "exchange.mermaid": ExchangeDiagram(),
 	} {
 		path := filepath.Join("testdata", file)
 		if *update {
@@ -52,6 +53,8 @@ func TestEveryStateAndEventHasAName(t *testing.T) {
 	check(int(connEvents), func(i int) string { return ConnEvent(i).String() })
 	check(int(links), func(i int) string { return Link(i).String() })
 	check(int(linkEvents), func(i int) string { return LinkEvent(i).String() })
+	check(int(exchanges), func(i int) string { return Exchange(i).String() })
+	check(int(exchangeEvents), func(i int) string { return ExchangeEvent(i).String() })
 }
 
 func TestBadTransitions(t *testing.T) {
@@ -66,6 +69,7 @@ func TestBadTransitions(t *testing.T) {
 	for _, err := range []error{
 		second(Handshake(200).On(Failed)), second(AwaitAccept.On(HandshakeEvent(200))), second(Handshake(0).On(Failed)),
 		second(Conn(200).On(AppClose)), second(Active.On(ConnEvent(200))), second(Link(200).On(LinkFailed)), second(LinkActive.On(200)),
+		second(Exchange(200).On(ExchangeTimeout)), second(Quiet.On(200)),
 	} {
 		if err == nil {
 			t.Error("an unknown state or event was taken")
@@ -78,12 +82,13 @@ func second[T any](_ T, err error) error { return err }
 // RFC 7609 §C.1, §C.2: where a Decline may be sent, and where it may come.
 func TestDeclineRules(t *testing.T) {
 	send := map[Handshake]bool{
-		Idle: true, Joining: true, LinkReceived: true, ReplyPosted: true, AwaitClientRMB: true,
+		Idle: true, Joining: true, LinkReceived: true, AwaitClientRMB: true,
 		Choosing: true, Queued: true, AwaitServerRMB: true, AwaitPeerRMB: true, RequestPosted: true,
 	}
 	recv := map[Handshake]bool{
 		AwaitAccept: true, AwaitConfirmLink: true, LinkReceived: true, ReplyPosted: true,
 		AwaitProposal: true, AwaitFirstConfirm: true, AwaitConfirm: true, AwaitPeerRMB: true, RequestPosted: true, AwaitReply: true,
+		AddingLink: true,
 	}
 	for s := Handshake(1); s < handshakes; s++ {
 		if s.CanDecline() != send[s] {
@@ -102,7 +107,8 @@ func TestDeclinesDoNotCross(t *testing.T) {
 	together := map[Handshake][]Handshake{ // client, and where the server can be meanwhile
 		AwaitConfirmLink: {AwaitFirstConfirm, AwaitPeerRMB, RequestPosted, AwaitReply},
 		LinkReceived:     {AwaitReply},
-		ReplyPosted:      {AwaitReply},
+		ReplyPosted:      {RequestPosted, AwaitReply, AddingLink},
+		AddingLink:       {AwaitReply, AddingLink},
 	}
 	for c, servers := range together {
 		for _, s := range servers {
@@ -132,6 +138,11 @@ func TestEveryWaitHasAnEnd(t *testing.T) {
 		next, err := s.On(Timeout)
 		if ends := err == nil && (next == Broken || next == Declining); ends == transient[s] {
 			t.Errorf("%s on Timeout: %s, %v", s, next, err)
+		}
+	}
+	for s := Exchange(1); s < exchanges; s++ {
+		if next, err := s.On(ExchangeTimeout); s != Quiet && (err != nil || next != Quiet) {
+			t.Errorf("%s on ExchangeTimeout: %s, %v", s, next, err)
 		}
 	}
 	for s := Conn(1); s < conns; s++ {

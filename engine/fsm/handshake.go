@@ -14,8 +14,10 @@ package fsm
 //	  │ mapped           │                     │ mapped          │ Confirm
 //	ReplyPosted          │                   RequestPosted       │
 //	  │ sent             │                     │ sent            │
-//	Established ◄────────┘                   AwaitReply          │
-//	                                           │ reply           │
+//	AddingLink           │                   AwaitReply          │
+//	  │ second link tried│                     │ reply           │
+//	Established ◄────────┘                   AddingLink          │
+//	                                           │ second link tried
 //	Declining ─► Fallback (TCP)              Established ◄───────┘
 //	Broken (the TCP connection ends)
 //
@@ -24,7 +26,8 @@ package fsm
 // until their own CONFIRM LINK was sent; we go by turns there as well: the server may until its request was sent, the
 // client from then on until its response was sent. So where it is the peer's turn Failed and LinkLost are stay, and
 // the engine raises Failed again when it is ours. A client whom the server leaves waiting breaks the connection, as
-// §C.7 says. After Accept or Confirm of a subsequent contact there is no way back.
+// §C.7 says. While the second link is being tried (§3.5.1.6) nobody declines any more; a Decline may still come from a
+// client whose CONFIRM LINK response arrived although it looked lost. After Accept or Confirm of a subsequent contact there is no way back.
 
 // Handshake is the state of the negotiation for one TCP connection.
 type Handshake uint8
@@ -49,6 +52,8 @@ const (
 	RequestPosted     // server: CONFIRM LINK request posted, not known to be sent
 	AwaitReply        // server: CONFIRM LINK request sent
 
+	AddingLink // both, first contact: the link is confirmed, a second one is being tried
+
 	Declining   // a Decline is being sent
 	Established // SMC-R carries the data
 	Fallback    // TCP carries the data
@@ -61,7 +66,7 @@ var handshakeNames = []string{
 	LinkReceived: "LinkReceived", ReplyPosted: "ReplyPosted", AwaitClientRMB: "AwaitClientRMB",
 	AwaitProposal: "AwaitProposal", Choosing: "Choosing", Queued: "Queued",
 	AwaitServerRMB: "AwaitServerRMB", AwaitFirstConfirm: "AwaitFirstConfirm", AwaitConfirm: "AwaitConfirm",
-	AwaitPeerRMB: "AwaitPeerRMB", RequestPosted: "RequestPosted", AwaitReply: "AwaitReply", Declining: "Declining",
+	AwaitPeerRMB: "AwaitPeerRMB", RequestPosted: "RequestPosted", AwaitReply: "AwaitReply", AddingLink: "AddingLink", Declining: "Declining",
 	Established: "Established", Fallback: "Fallback", Broken: "Broken",
 }
 
@@ -91,10 +96,12 @@ const (
 	RecvLink      // client: CONFIRM LINK request came
 	RecvLinkReply // server: CONFIRM LINK response came
 	LinkSent      // our CONFIRM LINK message was delivered
+	LinksReady    // the second link works, or there is none
 	LinkLost      // the link is gone, by the peer's doing or for reasons unknown
 
 	Failed      // something on this side did not work, or the program wants TCP
 	Timeout     // the timer of this state
+	TurnOver    // client: after a failure the server would have declined by now, if it wanted to
 	DeclineSent // the Decline went out
 	SendFailed  // TCP did not take a CLC message
 	handshakeEvents
@@ -104,8 +111,8 @@ var handshakeEventNames = []string{
 	Connect: "Connect", Listen: "Listen", RecvProposal: "RecvProposal", RecvFirstAccept: "RecvFirstAccept",
 	RecvAccept: "RecvAccept", RecvConfirm: "RecvConfirm", RecvDecline: "RecvDecline", RecvGarbage: "RecvGarbage", RecvEOF: "RecvEOF",
 	FirstContact: "FirstContact", FirstPending: "FirstPending", Subsequent: "Subsequent", ConfirmSent: "ConfirmSent",
-	RMBReady: "RMBReady", PeerRMBReady: "PeerRMBReady", RecvLink: "RecvLink", RecvLinkReply: "RecvLinkReply", LinkSent: "LinkSent",
-	LinkLost: "LinkLost", Failed: "Failed", Timeout: "Timeout", DeclineSent: "DeclineSent", SendFailed: "SendFailed",
+	RMBReady: "RMBReady", PeerRMBReady: "PeerRMBReady", RecvLink: "RecvLink", RecvLinkReply: "RecvLinkReply", LinkSent: "LinkSent", LinksReady: "LinksReady",
+	LinkLost: "LinkLost", Failed: "Failed", Timeout: "Timeout", TurnOver: "TurnOver", DeclineSent: "DeclineSent", SendFailed: "SendFailed",
 }
 
 func (e HandshakeEvent) String() string { return name(handshakeEventNames, uint8(e)) }
@@ -130,9 +137,11 @@ var handshakeTable = [handshakes][handshakeEvents]Handshake{
 		PeerRMBReady: ReplyPosted, RecvDecline: Fallback, Failed: Declining, LinkLost: Declining, Timeout: Declining,
 		RecvGarbage: Broken, RecvEOF: Broken,
 	},
-	// Figure 42: the response could not be sent.
+	// Figure 42: the response could not be sent. What broke the link may keep the server from learning that its request
+	// arrived: then it declines at once, so that we do not before our time is up. If nobody knows what became of the
+	// response there is no way back.
 	ReplyPosted: {
-		LinkSent: Established, RecvDecline: Fallback, Failed: Declining, LinkLost: Declining, Timeout: Declining,
+		LinkSent: AddingLink, RecvDecline: Fallback, Failed: stay, LinkLost: stay, TurnOver: Declining, Timeout: Broken,
 		RecvGarbage: Broken, RecvEOF: Broken,
 	},
 	AwaitClientRMB: {
@@ -167,13 +176,18 @@ var handshakeTable = [handshakes][handshakeEvents]Handshake{
 		RecvGarbage: Broken, RecvEOF: Broken,
 	},
 	RequestPosted: {
-		LinkSent: AwaitReply, RecvLinkReply: Established, RecvDecline: Fallback, Failed: Declining, LinkLost: Declining,
+		LinkSent: AwaitReply, RecvLinkReply: AddingLink, RecvDecline: Fallback, Failed: Declining, LinkLost: Declining,
 		Timeout: Declining, RecvGarbage: Broken, RecvEOF: Broken,
 	},
 	// §C.7.1, first row. If the response got lost the client believes that the link is confirmed, and falling back
 	// would mix up two streams.
 	AwaitReply: {
-		RecvLinkReply: Established, RecvDecline: Fallback, Failed: stay, LinkLost: stay, Timeout: Broken,
+		RecvLinkReply: AddingLink, RecvDecline: Fallback, Failed: stay, LinkLost: stay, Timeout: Broken,
+		RecvGarbage: Broken, RecvEOF: Broken,
+	},
+
+	AddingLink: {
+		LinksReady: Established, RecvDecline: Fallback, LinkSent: stay, Failed: stay, LinkLost: Broken, Timeout: Broken,
 		RecvGarbage: Broken, RecvEOF: Broken,
 	},
 
@@ -205,7 +219,7 @@ func (s Handshake) CanDecline() bool { return handshakeCell(s, Failed) == Declin
 // FirstContact: this connection forms a link group.
 func (s Handshake) FirstContact() bool {
 	switch s {
-	case Joining, AwaitConfirmLink, LinkReceived, ReplyPosted, AwaitFirstConfirm, AwaitPeerRMB, RequestPosted, AwaitReply:
+	case Joining, AwaitConfirmLink, LinkReceived, ReplyPosted, AwaitFirstConfirm, AwaitPeerRMB, RequestPosted, AwaitReply, AddingLink:
 		return true
 	}
 	return false

@@ -2,9 +2,10 @@ package fsm
 
 // Before editing read RFC 7609 §3.5.1.4 (Client Confirmation), §3.5.4, §3.5.5.1.3 and §3.5.5.1.4 (DELETE LINK).
 //
-//	LinkInit ─ connect ─► LinkConnected ─ confirmed ─► LinkActive ─ delete, failure ─► LinkDown
+//	LinkInit ─ connect ─► LinkConnected ─ confirmed ─► LinkActive ─ leave ─► LinkDeleting ─ delete, failure ─► LinkDown
 //
-// A link group is usable while one of its links is active.
+// A link group is usable while one of its links is active. A link that fails while another one is active is left by its
+// connections, and stays until the peer knows that it is gone. The end of the last one is the end of all.
 
 // Link is the state of a link.
 type Link uint8
@@ -13,11 +14,12 @@ const (
 	LinkInit      Link = iota + 1 // QP in INIT: the peer is not known
 	LinkConnected                 // QP in RTR or RTS; CONFIRM LINK has not been exchanged
 	LinkActive                    // confirmed by both sides
+	LinkDeleting                  // no connection uses it any more; DELETE LINK is under way
 	LinkDown                      // QP gone
 	links
 )
 
-var linkNames = []string{LinkInit: "INIT", LinkConnected: "CONNECTED", LinkActive: "ACTIVE", LinkDown: "DOWN"}
+var linkNames = []string{LinkInit: "INIT", LinkConnected: "CONNECTED", LinkActive: "ACTIVE", LinkDeleting: "DELETING", LinkDown: "DOWN"}
 
 func (s Link) String() string { return name(linkNames, uint8(s)) }
 
@@ -27,21 +29,23 @@ type LinkEvent uint8
 const (
 	LinkConnect   LinkEvent = iota + 1 // the peer's QP is known
 	LinkConfirmed                      // CONFIRM LINK exchanged
-	LinkDelete                         // DELETE LINK from either side
+	LinkLeave                          // it is to be deleted, by whatever side and reason
+	LinkDelete                         // deleted: both sides know, or the link group ends
 	LinkFailed                         // send failure, timeout, protocol error, QP error
 	linkEvents
 )
 
 var linkEventNames = []string{
-	LinkConnect: "LinkConnect", LinkConfirmed: "LinkConfirmed", LinkDelete: "LinkDelete", LinkFailed: "LinkFailed",
+	LinkConnect: "LinkConnect", LinkConfirmed: "LinkConfirmed", LinkLeave: "LinkLeave", LinkDelete: "LinkDelete", LinkFailed: "LinkFailed",
 }
 
 func (e LinkEvent) String() string { return name(linkEventNames, uint8(e)) }
 
 var linkTable = [links][linkEvents]Link{
-	LinkInit:      {LinkConnect: LinkConnected, LinkDelete: LinkDown, LinkFailed: LinkDown},
-	LinkConnected: {LinkConfirmed: LinkActive, LinkDelete: LinkDown, LinkFailed: LinkDown},
-	LinkActive:    {LinkDelete: LinkDown, LinkFailed: LinkDown},
+	LinkInit:      {LinkConnect: LinkConnected, LinkLeave: LinkDeleting, LinkDelete: LinkDown, LinkFailed: LinkDown},
+	LinkConnected: {LinkConfirmed: LinkActive, LinkLeave: LinkDeleting, LinkDelete: LinkDown, LinkFailed: LinkDown},
+	LinkActive:    {LinkLeave: LinkDeleting, LinkDelete: LinkDown, LinkFailed: LinkDown},
+	LinkDeleting:  {LinkLeave: stay, LinkDelete: LinkDown, LinkFailed: LinkDown},
 	// The two ends find out in any order.
 	LinkDown: {LinkDelete: stay, LinkFailed: stay},
 }

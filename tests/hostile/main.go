@@ -22,6 +22,7 @@ import (
 	"libsmcr/abi/clc"
 	"libsmcr/abi/roce"
 	"libsmcr/engine"
+	"libsmcr/verbs"
 	"libsmcr/verbs/shm"
 )
 
@@ -322,7 +323,7 @@ func main() {
 	}
 	must(0, unix.Bind(a.dgram, &unix.SockaddrUnix{Name: "\x00" + string(a.gid[:])}))
 	a.dev = must(shm.New(shm.Config{FD: a.dgram, GID: a.gid}))
-	cfg := engine.Config{Device: a.dev}
+	cfg := engine.Config{Devices: []verbs.Device{a.dev}}
 	copy(cfg.PeerID[:], a.gid[:])
 	a.eng = must(engine.New(cfg))
 	for range attacks {

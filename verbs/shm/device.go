@@ -177,7 +177,7 @@ type pd struct {
 	done bool
 }
 
-func (p *pd) Register(m verbs.Memory) (verbs.MR, error) {
+func (p *pd) Register(m verbs.Memory, a verbs.Access) (verbs.MR, error) {
 	mem, ok := m.(*memory)
 	if !ok || mem.d != p.d {
 		return nil, verbs.ErrForeign
@@ -194,7 +194,7 @@ func (p *pd) Register(m verbs.Memory) (verbs.MR, error) {
 		key = roce.RKey(r)
 	}
 	// Addresses are never used twice, and there is always a gap in between.
-	r := &mr{region{key, p.d.next, uint64(len(mem.b))}, p, mem}
+	r := &mr{region{key, p.d.next, uint64(len(mem.b))}, p, mem, a}
 	p.d.next = p.d.next.Add(r.size + pageSize)
 	mem.used++
 	p.mrs[key] = r

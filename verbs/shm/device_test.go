@@ -150,7 +150,7 @@ func newEnd(t testing.TB, d *Device, state verbs.QPState, to verbs.Peer) *end {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := p.Register(m)
+	r, err := p.Register(m, verbs.RemoteWrite)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestExportWaitsForRoomAndIsDroppedWithItsRegion(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	second, err := a.pd.Register(a.mem)
+	second, err := a.pd.Register(a.mem, verbs.RemoteWrite)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -320,7 +320,7 @@ func TestOffersAreBounded(t *testing.T) {
 	a := newEnd(t, newDevice(t, nil), verbs.RTS, b.peer())
 	var all []verbs.MR
 	for range 3 * maxOffered {
-		r, err := a.pd.Register(a.mem)
+		r, err := a.pd.Register(a.mem, verbs.RemoteWrite)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -114,8 +114,9 @@ func (m *memory) Close() error {
 // mr is a registration: an RKey and an address that only those know who were told.
 type mr struct {
 	region
-	pd  *pd
-	mem *memory
+	pd     *pd
+	mem    *memory
+	access verbs.Access
 }
 
 func (r *mr) Bytes() []byte    { return r.mem.b }

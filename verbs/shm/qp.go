@@ -197,7 +197,7 @@ func (q *qp) PostSend(id verbs.WRID, msg []byte) error {
 func (q *qp) Export(m verbs.MR) error {
 	r, ok := m.(*mr)
 	switch {
-	case !ok || r.pd != q.pd:
+	case !ok || r.pd != q.pd || r.access != verbs.RemoteWrite:
 		return verbs.ErrForeign
 	case r.pd.mrs[r.key] != r:
 		return verbs.ErrClosed
@@ -262,16 +262,27 @@ func (q *qp) flush() {
 	delete(q.d.queued, q)
 }
 
-// PostWrite stores into the mapped region. An RKey that the peer has not exported, or a range outside it, is what an RNIC
+// PostWrite stores at once into the mapped region. An RKey that the peer has not exported, or a range outside it, is what an RNIC
 // would refuse at the other end.
-func (q *qp) PostWrite(id verbs.WRID, data []byte, key roce.RKey, addr roce.VAddr) error {
+func (q *qp) PostWrite(id verbs.WRID, src verbs.MR, off, n int, key roce.RKey, addr roce.VAddr) error {
 	if q.closed || !q.state.CanSend() {
 		return verbs.ErrState
+	}
+	m, ok := src.(*mr)
+	switch {
+	case !ok || m.pd != q.pd:
+		return verbs.ErrForeign
+	case m.pd.mrs[m.key] != m:
+		return verbs.ErrClosed
+	}
+	data := m.slice(m.Bytes(), m.addr.Add(uint64(off)), n)
+	if data == nil {
+		return verbs.ErrTooLong
 	}
 	c := verbs.Completion{ID: id, Op: verbs.OpWrite}
 	r, err := q.mapped(key, addr)
 	if err == nil {
-		if dst := r.slice(r.b, addr, len(data)); dst != nil {
+		if dst := r.slice(r.b, addr, n); dst != nil {
 			copy(dst, data)
 			q.complete(c)
 			return nil

@@ -1,3 +1,4 @@
+// Package verbstest checks providers against what verbs promises.
 package verbstest
 
 import (
@@ -31,6 +32,7 @@ func Run(t *testing.T, newPair func(t *testing.T) Pair) {
 		{"TooLongForTheBufferFailsTheQueuePair", testLength},
 		{"WriteReachesTheRegisteredMemory", testWrite},
 		{"WriteOutsideTheRegionIsRefused", testWriteRange},
+		{"LocalRegionIsOutOfReach", testLocal},
 		{"FailFlushesAndPeerLearnsOfClose", testFail},
 		{"PeerGone", testGone},
 		{"ClosingWhatIsInUseIsRefused", testBusy},
@@ -72,7 +74,7 @@ func newEnd(t *testing.T, d verbs.Device) *End {
 	must("CreateQP")
 	e.Mem, err = d.AllocMemory(memSize)
 	must("AllocMemory")
-	e.MR, err = e.PD.Register(e.Mem)
+	e.MR, err = e.PD.Register(e.Mem, verbs.RemoteWrite)
 	must("Register")
 	return e
 }
@@ -92,7 +94,7 @@ func (e *End) peer(psn roce.PSN) verbs.Peer {
 }
 
 // Connect makes a connected pair; the sequence numbers are about to wrap.
-func connect(t *testing.T, p Pair) (a, b *End) {
+func Connect(t *testing.T, p Pair) (a, b *End) {
 	t.Helper()
 	a, b = newEnd(t, p.A), newEnd(t, p.B)
 	const psnA, psnB = roce.PSN(0xfffffe), roce.PSN(0xffffff)
@@ -108,7 +110,7 @@ func connect(t *testing.T, p Pair) (a, b *End) {
 	return a, b
 }
 
-func finish(t *testing.T, p Pair, ends ...*End) {
+func Finish(t *testing.T, p Pair, ends ...*End) {
 	t.Helper()
 	for _, e := range ends {
 		e.close(t)
@@ -121,7 +123,7 @@ func finish(t *testing.T, p Pair, ends ...*End) {
 	}
 }
 
-func (e *End) poll(t *testing.T, want ...verbs.Completion) {
+func (e *End) Poll(t *testing.T, want ...verbs.Completion) {
 	t.Helper()
 	var got [16]verbs.Completion
 	n := e.CQ.Poll(got[:])
@@ -150,7 +152,7 @@ func testStates(t *testing.T, p Pair) {
 		if err := q.PostSend(1, nil); !errors.Is(err, verbs.ErrState) {
 			t.Errorf("%s: PostSend: %v", q.State(), err)
 		}
-		if err := q.PostWrite(1, nil, b.MR.RKey(), b.MR.Addr()); !errors.Is(err, verbs.ErrState) {
+		if err := q.PostWrite(1, a.MR, 0, 0, b.MR.RKey(), b.MR.Addr()); !errors.Is(err, verbs.ErrState) {
 			t.Errorf("%s: PostWrite: %v", q.State(), err)
 		}
 	}
@@ -184,11 +186,11 @@ func testStates(t *testing.T, p Pair) {
 	step(nil, verbs.Err)
 	allowed(false, false)
 	wrong(q.Init())
-	finish(t, p, a, b)
+	Finish(t, p, a, b)
 }
 
 func testSends(t *testing.T, p Pair) {
-	a, b := connect(t, p)
+	a, b := Connect(t, p)
 	bufs := make([][]byte, 4)
 	for i := range bufs {
 		bufs[i] = make([]byte, 64)
@@ -209,7 +211,7 @@ func testSends(t *testing.T, p Pair) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	finish(t, p, a, b)
+	Finish(t, p, a, b)
 }
 
 func (e *End) pollOne(t *testing.T, want verbs.Completion) {
@@ -222,48 +224,48 @@ func (e *End) pollOne(t *testing.T, want verbs.Completion) {
 }
 
 func testEarlySends(t *testing.T, p Pair) {
-	a, b := connect(t, p)
+	a, b := Connect(t, p)
 	for i := range 3 {
 		if err := a.QP.PostSend(verbs.WRID(i), []byte{byte(i)}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	p.Step()
-	b.poll(t)
+	b.Poll(t)
 	for i := range 3 {
 		buf := make([]byte, 1)
 		if err := b.QP.PostRecv(verbs.WRID(20+i), buf); err != nil {
 			t.Fatal(err)
 		}
 		p.Step()
-		b.poll(t, verbs.Completion{ID: verbs.WRID(20 + i), Op: verbs.OpRecv, Len: 1})
+		b.Poll(t, verbs.Completion{ID: verbs.WRID(20 + i), Op: verbs.OpRecv, Len: 1})
 		if buf[0] != byte(i) {
 			t.Errorf("receive %d has message %d", i, buf[0])
 		}
 	}
-	finish(t, p, a, b)
+	Finish(t, p, a, b)
 }
 
 func testLength(t *testing.T, p Pair) {
-	a, b := connect(t, p)
+	a, b := Connect(t, p)
 	if err := b.QP.PostRecv(7, make([]byte, 4)); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.QP.PostRecv(8, make([]byte, 4)); err != nil {
 		t.Fatal(err)
 	}
+	if err := a.QP.PostSend(2, make([]byte, 1<<20)); !errors.Is(err, verbs.ErrTooLong) {
+		t.Errorf("1 MiB message: %v", err)
+	}
 	if err := a.QP.PostSend(1, []byte("longer")); err != nil {
 		t.Fatal(err)
 	}
 	p.Step()
-	b.poll(t, verbs.Completion{ID: 7, Op: verbs.OpRecv, Status: verbs.StatusLength}, verbs.Completion{ID: 8, Op: verbs.OpRecv, Status: verbs.StatusFlushed})
+	b.Poll(t, verbs.Completion{ID: 7, Op: verbs.OpRecv, Status: verbs.StatusLength}, verbs.Completion{ID: 8, Op: verbs.OpRecv, Status: verbs.StatusFlushed})
 	if b.QP.State() != verbs.Err {
 		t.Errorf("state %s", b.QP.State())
 	}
-	if err := a.QP.PostSend(2, make([]byte, 1<<20)); !errors.Is(err, verbs.ErrTooLong) {
-		t.Errorf("1 MiB message: %v", err)
-	}
-	finish(t, p, a, b)
+	Finish(t, p, a, b)
 }
 
 // show makes B's memory reachable for A's writes, which on devices that map takes an EXPORT.
@@ -279,31 +281,86 @@ func show(t *testing.T, p Pair, b *End) {
 }
 
 func testWrite(t *testing.T, p Pair) {
-	a, b := connect(t, p)
+	a, b := Connect(t, p)
 	show(t, p, b)
 	a.drain()
 	data := []byte("written from afar")
-	if err := a.QP.PostWrite(5, data, b.MR.RKey(), b.MR.Addr().Add(1000)); err != nil {
+	copy(a.MR.Bytes()[500:], data)
+	if err := a.QP.PostWrite(5, a.MR, 500, len(data), b.MR.RKey(), b.MR.Addr().Add(1000)); err != nil {
 		t.Fatal(err)
 	}
 	p.Step()
-	a.poll(t, verbs.Completion{ID: 5, Op: verbs.OpWrite})
+	a.Poll(t, verbs.Completion{ID: 5, Op: verbs.OpWrite})
 	if !bytes.Equal(b.MR.Bytes()[1000:1000+len(data)], data) || b.MR.Bytes()[999] != 0 || b.MR.Bytes()[1000+len(data)] != 0 {
 		t.Error("the bytes are not where they belong")
 	}
 	// The last byte is inside.
-	if err := a.QP.PostWrite(6, []byte{0xEE}, b.MR.RKey(), b.MR.Addr().Add(memSize-1)); err != nil {
+	if err := a.QP.PostWrite(6, a.MR, memSize-1, 1, b.MR.RKey(), b.MR.Addr().Add(memSize-1)); err != nil {
 		t.Fatal(err)
 	}
 	p.Step()
-	a.poll(t, verbs.Completion{ID: 6, Op: verbs.OpWrite})
-	finish(t, p, a, b)
+	a.Poll(t, verbs.Completion{ID: 6, Op: verbs.OpWrite})
+	// What lies outside of the local region is refused on the spot, and so is a region of another PD.
+	for _, c := range []struct {
+		src  verbs.MR
+		off  int
+		n    int
+		want error
+	}{{a.MR, memSize, 1, verbs.ErrTooLong}, {a.MR, memSize - 1, 2, verbs.ErrTooLong}, {a.MR, -1, 1, verbs.ErrTooLong}, {b.MR, 0, 1, verbs.ErrForeign}} {
+		if err := a.QP.PostWrite(7, c.src, c.off, c.n, b.MR.RKey(), b.MR.Addr()); !errors.Is(err, c.want) {
+			t.Errorf("%d bytes at %d: %v, want %v", c.n, c.off, err, c.want)
+		}
+	}
+	Finish(t, p, a, b)
 }
 
 func (e *End) drain() {
 	var c [16]verbs.Completion
 	for e.CQ.Poll(c[:]) > 0 {
 	}
+}
+
+// testLocal: a region that was registered for this side alone is a source, and nothing the peer can reach.
+func testLocal(t *testing.T, p Pair) {
+	a, b := Connect(t, p)
+	show(t, p, b)
+	a.drain()
+	src, err := a.PD.Register(a.Mem, verbs.Local)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst, err := b.PD.Register(b.Mem, verbs.Local)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.Dev.Attr().Caps.Has(verbs.CapMapped) {
+		if err := b.QP.Export(dst); !errors.Is(err, verbs.ErrForeign) {
+			t.Errorf("Export: %v", err)
+		}
+	}
+	src.Bytes()[0] = 7
+	for _, w := range []struct {
+		id   verbs.WRID
+		to   verbs.MR
+		want verbs.Status
+	}{{5, b.MR, verbs.StatusOK}, {6, dst, verbs.StatusAccess}} {
+		if err := a.QP.PostWrite(w.id, src, 0, 1, w.to.RKey(), w.to.Addr().Add(100)); err != nil {
+			t.Fatal(err)
+		}
+		p.Step()
+		a.Poll(t, verbs.Completion{ID: w.id, Op: verbs.OpWrite, Status: w.want})
+	}
+	if b.MR.Bytes()[100] != 7 {
+		t.Error("the write did not arrive")
+	}
+	for _, r := range []verbs.MR{src, dst} {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	a.close(t)
+	b.close(t)
+	p.Step()
 }
 
 func testWriteRange(t *testing.T, p Pair) {
@@ -318,14 +375,14 @@ func testWriteRange(t *testing.T, p Pair) {
 		{"behind", func(b *End) roce.RKey { return b.MR.RKey() }, func(b *End) roce.VAddr { return b.MR.Addr().Add(memSize) }, 1},
 		{"across the end", func(b *End) roce.RKey { return b.MR.RKey() }, func(b *End) roce.VAddr { return b.MR.Addr().Add(memSize - 1) }, 2},
 	} {
-		a, b := connect(t, p)
+		a, b := Connect(t, p)
 		show(t, p, b)
 		a.drain()
-		if err := a.QP.PostWrite(5, make([]byte, c.n), c.key(b), c.at(b)); err != nil {
+		if err := a.QP.PostWrite(5, a.MR, 0, c.n, c.key(b), c.at(b)); err != nil {
 			t.Fatal(err)
 		}
 		p.Step()
-		a.poll(t, verbs.Completion{ID: 5, Op: verbs.OpWrite, Status: verbs.StatusAccess})
+		a.Poll(t, verbs.Completion{ID: 5, Op: verbs.OpWrite, Status: verbs.StatusAccess})
 		if a.QP.State() != verbs.Err {
 			t.Errorf("%s: state %s", c.name, a.QP.State())
 		}
@@ -336,7 +393,7 @@ func testWriteRange(t *testing.T, p Pair) {
 }
 
 func testFail(t *testing.T, p Pair) {
-	a, b := connect(t, p)
+	a, b := Connect(t, p)
 	for i := range 2 {
 		if err := a.QP.PostRecv(verbs.WRID(i), make([]byte, 8)); err != nil {
 			t.Fatal(err)
@@ -347,9 +404,9 @@ func testFail(t *testing.T, p Pair) {
 	}
 	flushed := []verbs.Completion{{ID: 0, Op: verbs.OpRecv, Status: verbs.StatusFlushed}, {ID: 1, Op: verbs.OpRecv, Status: verbs.StatusFlushed}}
 	a.QP.Fail()
-	a.poll(t, flushed...)
+	a.Poll(t, flushed...)
 	a.QP.Fail()
-	a.poll(t)
+	a.Poll(t)
 	if err := a.QP.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -365,7 +422,7 @@ func testFail(t *testing.T, p Pair) {
 		p.Step()
 		flushed = append([]verbs.Completion{{ID: 9, Op: verbs.OpSend, Status: verbs.StatusUnreachable}}, flushed...)
 	}
-	b.poll(t, flushed...)
+	b.Poll(t, flushed...)
 	if b.QP.State() != verbs.Err {
 		t.Errorf("state of the peer is %s", b.QP.State())
 	}
@@ -378,7 +435,7 @@ func testFail(t *testing.T, p Pair) {
 }
 
 func testGone(t *testing.T, p Pair) {
-	a, b := connect(t, p)
+	a, b := Connect(t, p)
 	if !p.A.Reachable(p.B.Attr().GID) || !p.A.Reachable(p.A.Attr().GID) {
 		t.Error("not reachable")
 	}
@@ -394,7 +451,7 @@ func testGone(t *testing.T, p Pair) {
 		t.Fatal(err)
 	}
 	p.A.Poll()
-	a.poll(t, verbs.Completion{ID: 4, Op: verbs.OpSend, Status: verbs.StatusUnreachable}, verbs.Completion{ID: 3, Op: verbs.OpRecv, Status: verbs.StatusFlushed})
+	a.Poll(t, verbs.Completion{ID: 4, Op: verbs.OpSend, Status: verbs.StatusUnreachable}, verbs.Completion{ID: 3, Op: verbs.OpRecv, Status: verbs.StatusFlushed})
 	if a.QP.State() != verbs.Err {
 		t.Errorf("state %s", a.QP.State())
 	}
@@ -415,13 +472,13 @@ func testBusy(t *testing.T, p Pair) {
 		}
 	}
 	other := newEnd(t, p.B)
-	if _, err := e.PD.Register(other.Mem); !errors.Is(err, verbs.ErrForeign) {
+	if _, err := e.PD.Register(other.Mem, verbs.RemoteWrite); !errors.Is(err, verbs.ErrForeign) {
 		t.Errorf("foreign memory: %v", err)
 	}
 	if _, err := e.PD.CreateQP(other.CQ, verbs.QPCap{}); !errors.Is(err, verbs.ErrForeign) {
 		t.Errorf("foreign CQ: %v", err)
 	}
-	finish(t, p, e, other)
+	Finish(t, p, e, other)
 	if err := e.Mem.Zero(0, 4096); !errors.Is(err, verbs.ErrClosed) {
 		t.Errorf("zeroing closed memory: %v", err)
 	}
@@ -453,11 +510,11 @@ func testZero(t *testing.T, p Pair) {
 			t.Errorf("Zero(%d, %d) worked", r[0], r[1])
 		}
 	}
-	finish(t, p, e)
+	Finish(t, p, e)
 }
 
 func testExport(t *testing.T, p Pair) {
-	a, b := connect(t, p)
+	a, b := Connect(t, p)
 	if !p.A.Attr().Caps.Has(verbs.CapMapped) {
 		if err := a.QP.Export(a.MR); !errors.Is(err, verbs.ErrNotMapped) {
 			t.Errorf("Export: %v", err)
@@ -465,7 +522,7 @@ func testExport(t *testing.T, p Pair) {
 		if _, err := a.QP.MapRemote(1, 1); !errors.Is(err, verbs.ErrNotMapped) {
 			t.Errorf("MapRemote: %v", err)
 		}
-		finish(t, p, a, b)
+		Finish(t, p, a, b)
 		return
 	}
 	if err := a.QP.Export(b.MR); !errors.Is(err, verbs.ErrForeign) {
@@ -478,7 +535,7 @@ func testExport(t *testing.T, p Pair) {
 		t.Fatal(err)
 	}
 	p.Step()
-	b.poll(t, verbs.Completion{Op: verbs.OpExported, RKey: a.MR.RKey()})
+	b.Poll(t, verbs.Completion{Op: verbs.OpExported, RKey: a.MR.RKey()})
 	r, err := b.QP.MapRemote(a.MR.RKey(), a.MR.Addr().Add(8192))
 	if err != nil {
 		t.Fatal(err)
@@ -510,14 +567,14 @@ func testExport(t *testing.T, p Pair) {
 		t.Errorf("closed too often: %v", err)
 	}
 	p.Step()
-	finish(t, p, a)
+	Finish(t, p, a)
 	if err := b.Dev.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
 func testLimits(t *testing.T, p Pair) {
-	a, b := connect(t, p)
+	a, b := Connect(t, p)
 	for i := range 4 {
 		if err := a.QP.PostRecv(verbs.WRID(i), make([]byte, 8)); err != nil {
 			t.Fatal(err)
@@ -526,5 +583,5 @@ func testLimits(t *testing.T, p Pair) {
 	if err := a.QP.PostRecv(4, make([]byte, 8)); !errors.Is(err, verbs.ErrQueueFull) {
 		t.Errorf("fifth receive: %v", err)
 	}
-	finish(t, p, a, b)
+	Finish(t, p, a, b)
 }

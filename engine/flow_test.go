@@ -1,0 +1,613 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"libsmcr/abi/cdc"
+	"libsmcr/abi/smc"
+	"libsmcr/engine/fsm"
+	"libsmcr/verbs/simfab"
+)
+
+// The data path over RNICs that map nothing, from end to end: bytes, windows, both dialects, and the end.
+func TestStreamsOverOneLink(t *testing.T) {
+	for _, want := range []smc.Dialect{smc.RFC, smc.Linux} {
+		t.Run(want.String(), func(t *testing.T) {
+			mustSimulate(t, want.String(), simOptions{rfc: want == smc.RFC}, func(s *sim) {
+				for _, size := range [][2]int{{1 << 20, 0}, {0, 300_000}, {1, 1}, {500_000, 700_000}, {0, 0}} {
+					s.dial(s.hosts[0], s.hosts[1], size)
+				}
+				s.run(longest, s.allOver)
+				for _, x := range s.ends {
+					if x.outcome() != "smc" || x.got != x.peer.size {
+						s.failf("%s%d: %s, got %d of %d", x.h.name, x.id, x.outcome(), x.got, x.peer.size)
+					}
+					if x.c.group != nil && x.c.group.dialect != want {
+						s.failf("%s%d: dialect %s", x.h.name, x.id, x.c.group.dialect)
+					}
+				}
+				if n := s.since(); n > 3700e9 {
+					s.failf("took until %v: somebody waited for a timer", n)
+				}
+			})
+		})
+	}
+}
+
+// breakQP breaks the queue pair of a link.
+func (l *Link) breakQP() { l.dev.(*simfab.Device).BreakQP(l.qp.QPN()) }
+
+// RFC 7609 §4.6: whenever a link fails, and whichever side is the first to see it, not a byte is lost or comes twice.
+func TestEveryStepFailsOver(t *testing.T) {
+	for _, o := range []simOptions{{rnics: [2]int{2, 2}}, {rnics: [2]int{2, 2}, rfc: true}} {
+		for _, gap := range []time.Duration{0, 5 * time.Microsecond, 15 * time.Microsecond, 300 * time.Microsecond, -15 * time.Microsecond} {
+			for n := 0; ; n++ {
+				fired := false
+				mustSimulate(t, fmt.Sprintf("step %d, %v between both sides, rfc %t", n, gap, o.rfc), o, func(s *sim) {
+					fired = false
+					s.staying(2, 100)
+					one, two := s.ends[0].c.link, s.ends[1].c.link
+					if gap < 0 {
+						one, two = two, one
+					}
+					first := s.steps + n
+					s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+						if st.n == first && !fired {
+							fired = true
+							s.later = append(s.later, one.breakQP)
+							s.after(max(gap, -gap), two.breakQP)
+						}
+						return simfab.Deliver, 0
+					}
+					s.more(150_000)
+					s.run(2*time.Second, s.allOver)
+					s.release()
+					s.run(2*time.Second, s.allOver)
+					s.judge = nil
+					for _, x := range s.ends {
+						if x.err != nil || x.got != x.peer.size || !x.closed {
+							s.failf("%s%d: %v, got %d of %d, closed %t", x.h.name, x.id, x.err, x.got, x.peer.size, x.closed)
+						}
+					}
+				})
+				if t.Failed() || !fired {
+					t.Logf("%d steps", n)
+					break
+				}
+			}
+		}
+	}
+}
+
+// pair makes one connection that carries some bytes and stays.
+func (s *sim) pair() (a, b *simEnd) {
+	s.staying(1, 100)
+	return s.ends[len(s.ends)-2], s.ends[len(s.ends)-1]
+}
+
+func (s *sim) wantErr(x *simEnd, want error) {
+	if !errors.Is(x.err, want) {
+		s.failf("%s%d: %v, want %v", x.h.name, x.id, x.err, want)
+	}
+}
+
+// more lets the program write n bytes more.
+func (x *simEnd) more(n int) { x.size, x.ready = x.size+n, true }
+
+// free checks that nobody holds an element any more.
+func (s *sim) free() {
+	for _, h := range s.hosts {
+		if n := len(h.e.conns); n > 0 {
+			s.failf("%s: %d connections are left", h.name, n)
+		}
+	}
+}
+
+// RFC 7609 §4.6.1: an RNIC that answered and then lost what it had answered. The receiver resets the connection.
+func TestLossIsDetectedInFailover(t *testing.T) {
+	mustSimulate(t, "loss", simOptions{rnics: [2]int{2, 2}}, func(s *sim) {
+		a, b := s.pair()
+		old := a.c.link
+		s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+			if st.from == a.h && st.qp == old.qp.QPN() {
+				return simfab.Drop, 0
+			}
+			return simfab.Deliver, 0
+		}
+		a.more(1000)
+		s.run(time.Millisecond, nil)
+		old.breakQP()
+		s.run(time.Millisecond, nil)
+		s.wantErr(b, ErrDataLost)
+		s.wantErr(a, ErrAborted)
+	})
+}
+
+// A validation message that overtakes, by way of another device, what the old link brought proves nothing.
+func TestValidationWaitsForWhatHasArrived(t *testing.T) {
+	mustSimulate(t, "overtaken", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		a.more(1000)
+		a.work() // the write and its message are under way
+		time.Sleep(lan)
+		func() {
+			defer b.h.e.enter(s.now())()
+			b.c.onCDC(b.c.link, cdc.Message{Seq: a.c.stream.seq, Flags: cdc.FailoverValidation})
+		}()
+		s.run(time.Second, nil)
+		if b.err != nil || b.got != a.size {
+			s.failf("%v, %d of %d bytes", b.err, b.got, a.size)
+		}
+	})
+}
+
+// Connections leave a link that works, and come back, while bytes flow: nothing of the order is lost.
+func TestRebalance(t *testing.T) {
+	for n := range 60 {
+		mustSimulate(t, fmt.Sprint("step ", n), simOptions{rnics: [2]int{2, 2}, elements: [2]int{8, 8}}, func(s *sim) {
+			s.staying(4, 100)
+			first := s.steps + n
+			all := func(fn func(g *LinkGroup)) {
+				s.later = append(s.later, func() {
+					for _, h := range s.hosts {
+						g := h.e.sortedGroups()[0]
+						func() { defer h.e.enter(s.now())(); fn(g) }()
+					}
+				})
+			}
+			s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+				switch st.n {
+				case first:
+					all(func(g *LinkGroup) {
+						for _, c := range sorted(g.conns) {
+							if c.link != g.links[0] {
+								c.move(g.links[0], false)
+							}
+						}
+					})
+				case first + 10:
+					all((*LinkGroup).rebalance)
+				}
+				return simfab.Deliver, 0
+			}
+			s.more(100_000)
+			if !s.run(time.Second, s.allOver) {
+				s.failf("it takes too long")
+			}
+			s.run(time.Millisecond, nil)
+			for _, h := range s.hosts {
+				for l, n := range h.e.sortedGroups()[0].load() {
+					if n != 2 || l.queue.busy != 0 {
+						s.failf("%s: %d connections on link %d, %d work requests", h.name, n, l.num, l.queue.busy)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Many connections share a send queue that is shorter than what they have to say.
+func TestSendQueueIsShared(t *testing.T) {
+	mustSimulate(t, "shared", simOptions{elements: [2]int{60, 60}}, func(s *sim) {
+		s.staying(60, 100)
+		most := 0
+		s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+			for _, h := range s.hosts {
+				for _, l := range h.e.sortedGroups()[0].links {
+					most = max(most, l.queue.busy)
+				}
+			}
+			return simfab.Deliver, 0
+		}
+		s.more(200_000)
+		if !s.run(time.Second, s.allOver) || most > sendWRs-reserve || most < sendWRs-reserve-batch {
+			s.failf("%d work requests at most", most)
+		}
+	})
+}
+
+// RFC 7609 §4.8.1, 3A: bytes that the program has not read when it closes make it a reset.
+func TestClosedWithUnreadBytes(t *testing.T) {
+	mustSimulate(t, "unread", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		a.chunk = 0 // reads no more
+		b.more(10)
+		s.run(time.Millisecond, nil)
+		a.close()
+		s.run(time.Millisecond, nil)
+		s.wantErr(b, ErrAborted)
+		b.close()
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// What arrives when the program has closed, and its own last bytes are still on their way, resets the connection too.
+func TestBytesAfterClose(t *testing.T) {
+	mustSimulate(t, "late", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.chunk = 0
+		a.more(200_000) // more than fits
+		s.run(time.Millisecond, nil)
+		a.close()
+		if a.c.stream.conn != 0 {
+			s.failf("told %s before all is written", a.c.stream.conn)
+		}
+		b.chunk = 10
+		b.more(10)
+		s.run(time.Millisecond, nil)
+		s.wantErr(b, ErrAborted)
+		b.close()
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// RFC 7609 §4.8.1, 4A: the peer has closed, and takes nothing any more.
+func TestBytesForAPeerThatHasClosed(t *testing.T) {
+	mustSimulate(t, "undone", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.wake = s.since() + time.Hour
+		a.close()
+		s.run(time.Millisecond, nil)
+		if f := headAt(b.rings.PeerHead); !f.readerClosed() {
+			s.failf("the program cannot see that nobody reads")
+		}
+		b.more(1)
+		b.write()
+		b.c.Kick(s.now())
+		s.run(time.Millisecond, nil)
+		s.wantErr(b, ErrUndone)
+		b.close()
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// Figure 22, 3A: a pending close. All that was written is delivered first.
+func TestCloseDeliversWhatWasWritten(t *testing.T) {
+	mustSimulate(t, "pending", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.chunk = 0
+		a.more(100_000)
+		s.run(time.Millisecond, nil)
+		a.close()
+		s.run(time.Millisecond, nil)
+		b.chunk, b.stay, b.ready = 1000, false, true
+		s.run(time.Second, s.allOver)
+		if b.err != nil || b.got != a.sent {
+			s.failf("%v, %d bytes of %d", b.err, b.got, a.sent)
+		}
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// Figure 23, 1: both sides abort at once; and one of them alone.
+func TestAbort(t *testing.T) {
+	for _, both := range []bool{false, true} {
+		mustSimulate(t, fmt.Sprint("both ", both), simOptions{}, func(s *sim) {
+			a, b := s.pair()
+			reset := errors.New("reset")
+			a.more(50_000)
+			b.more(50_000)
+			s.run(lan/2, nil)
+			a.c.Abort(reset, s.now())
+			if both {
+				b.c.Abort(reset, s.now())
+			}
+			if a.c.conn != fsm.PeerAbortWait {
+				s.failf("in %s", a.c.conn)
+			}
+			s.run(time.Millisecond, nil)
+			s.wantErr(a, reset)
+			s.wantErr(b, map[bool]error{false: ErrAborted, true: reset}[both])
+			a.close()
+			b.close()
+			s.run(time.Millisecond, nil)
+			s.free()
+		})
+	}
+}
+
+// RFC 7609 §4.8.1 and §4.8.2: nobody is stranded when the peer never closes, or never answers.
+func TestNobodyIsStranded(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		act  func(s *sim, a *simEnd)
+		wait int // timers
+	}{
+		{"closed", func(s *sim, a *simEnd) { a.close() }, 1},
+		{"aborted", func(s *sim, a *simEnd) { a.c.Abort(ErrEOF, s.now()); a.close() }, 1},
+		{"closed, and the bytes are not taken", func(s *sim, a *simEnd) {
+			a.peer.chunk = 0
+			a.more(200_000)
+			s.run(time.Millisecond, nil)
+			a.close()
+		}, 2},
+	} {
+		mustSimulate(t, c.name, simOptions{}, func(s *sim) {
+			a, b := s.pair()
+			s.run(time.Millisecond, nil)
+			deaf := c.wait > 0
+			s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+				if deaf && st.from == b.h && st.what == "cdc" {
+					return simfab.Drop, 0
+				}
+				return simfab.Deliver, 0
+			}
+			c.act(s, a)
+			limit := time.Duration(c.wait) * DefaultTimeouts.Close
+			s.run(limit-time.Second, nil)
+			if len(a.h.e.conns) == 0 {
+				s.failf("given up too early")
+			}
+			s.run(2*time.Second, nil)
+			if n := len(a.h.e.conns); n != 0 {
+				s.failf("still there after %v, in %s", limit, a.c.conn)
+			}
+		})
+	}
+}
+
+// RFC 7609 §4.4.2: an element whose peer never closed is given out again; the peer then ends the old connection, and
+// writes nothing.
+func TestElementOfAStrandedConnectionIsReused(t *testing.T) {
+	mustSimulate(t, "reuse", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		index := a.rings.Index
+		b.wake = s.since() + time.Hour // its program does not see the end
+		a.close()
+		s.run(DefaultTimeouts.Close+time.Second, nil)
+		told := 0
+		s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+			if st.from == b.h && st.what == "cdc" {
+				told++
+			}
+			return simfab.Deliver, 0
+		}
+		c, d := s.dial(a.h, b.h, [2]int{0, 0})
+		c.stay, d.stay = true, true
+		s.run(time.Second, nil)
+		if c.rings == nil || c.rings.Index != index || d.err != nil {
+			s.failf("%+v, %v", c.rings, d.err)
+		}
+		s.wantErr(b, ErrReused)
+		if told != 0 {
+			s.failf("%d messages", told)
+		}
+		c.more(1000)
+		d.more(1000)
+		s.run(time.Second, nil)
+		if c.got != 1000 || d.got != 1000 {
+			s.failf("%d and %d bytes", c.got, d.got)
+		}
+	})
+}
+
+// A connection that was handed on to a forked child lives until that has marked it closed.
+func TestConnectionOfAChild(t *testing.T) {
+	mustSimulate(t, "child", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		a.c.Leave(s.now())
+		s.more(5000)
+		s.run(time.Millisecond, nil)
+		if b.got != a.size || a.got != b.size {
+			s.failf("%d and %d bytes", a.got, b.got)
+		}
+		MarkClosed(a.rings.LocalHead, a.rings.PeerHead)
+		a.c.Kick(s.now())
+		a.closed = true
+		b.stay = false
+		s.run(time.Millisecond, nil)
+		if b.err != nil || !b.closed {
+			s.failf("%v", b.err)
+		}
+		s.free()
+	})
+}
+
+// RFC 7609 §4.7.5, from program to program.
+func TestUrgentData(t *testing.T) {
+	mustSimulate(t, "urgent", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.chunk = 0
+		out, in := headAt(a.rings.PeerHead), headAt(b.rings.LocalHead)
+		out.setUrg(103)
+		out.flagWriter(Urgent)
+		a.urgents = append(a.urgents, 103)
+		a.more(3)
+		s.run(time.Millisecond, nil)
+		a.more(1000)
+		s.run(time.Millisecond, nil)
+		if in.writerFlags()&Urgent == 0 || in.urg() != 103 || in.prod() != 103 {
+			s.failf("flags %d, mark at %d, %d bytes", in.writerFlags(), in.urg(), in.prod())
+		}
+		b.chunk, b.ready = 1<<20, true
+		s.run(time.Millisecond, nil)
+		if b.got != a.size {
+			s.failf("%d of %d bytes", b.got, a.size)
+		}
+	})
+}
+
+// A peer whose cursors lie is cut off, and this side goes on.
+func TestHostileCDC(t *testing.T) {
+	for name, m := range map[string]cdc.Message{
+		"producer":       {Seq: 9, Prod: smc.Cursor{Count: MinRMBESize}},
+		"consumer":       {Seq: 9, Prod: smc.Cursor{Count: 100}, Cons: smc.Cursor{Wrap: 3}},
+		"gap":            {Seq: 99, Flags: cdc.FailoverValidation},
+		"closed, hungry": {Seq: 9, Prod: smc.Cursor{Wrap: 1, Count: 101}, Conn: cdc.Closed},
+	} {
+		mustSimulate(t, name, simOptions{}, func(s *sim) {
+			a, b := s.pair()
+			m.Token = b.c.token
+			if err := a.c.link.qp.PostSend(1, m.Append(nil)); err != nil {
+				s.failf("%v", err)
+			}
+			a.c.link.queue.busy++
+			s.run(time.Millisecond, nil)
+			s.wantErr(b, map[bool]error{false: ErrCursor, true: ErrDataLost}[name == "gap"])
+			s.wantErr(a, ErrAborted)
+			a.close()
+			b.close()
+			s.run(time.Millisecond, nil)
+			s.free()
+			c, d := s.dial(a.h, b.h, [2]int{1000, 1000})
+			s.run(time.Second, s.allOver)
+			if c.got != 1000 || d.got != 1000 {
+				s.failf("the next connection has %d and %d bytes", c.got, d.got)
+			}
+		})
+	}
+}
+
+// The peer is told that this side is done with its element only when no write may have to be repeated.
+func TestCloseWaitsForAcknowledgments(t *testing.T) {
+	mustSimulate(t, "acknowledgments", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		a.more(1000)
+		a.work()
+		a.close()
+		if c := a.c; c.inflight == 0 || c.stream.conn != 0 || c.conn != fsm.Active {
+			s.failf("%d in flight, told %s in %s", c.inflight, c.stream.conn, c.conn)
+		}
+		b.stay = false
+		s.run(time.Millisecond, nil)
+		if b.err != nil || b.got != a.sent {
+			s.failf("%v, %d bytes of %d", b.err, b.got, a.sent)
+		}
+		s.free()
+	})
+}
+
+// An element, and the send buffer that belongs to it, is not given back while the RNIC still reads there, or while the
+// peer has not been told.
+func TestElementWaitsForItsWorkRequests(t *testing.T) {
+	mustSimulate(t, "in flight", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.close()
+		a.more(100_000) // more than fits
+		a.work()
+		s.run(lan, nil)
+		s.wantErr(a, ErrUndone)
+		a.close()
+		if a.c.conn != fsm.Closed || a.c.inflight == 0 || a.c.group == nil {
+			s.failf("in %s with %d in flight, given back %t", a.c.conn, a.c.inflight, a.c.group == nil)
+		}
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+	mustSimulate(t, "not told", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.wake, a.wake = s.since()+time.Hour, s.since()+time.Hour
+		b.close()
+		s.run(time.Millisecond, nil)
+		q := &a.c.link.queue
+		q.busy += sendWRs
+		a.c.Abort(ErrEOF, s.now())
+		a.close()
+		if a.c.conn != fsm.Closed || a.c.group == nil {
+			s.failf("in %s, given back %t", a.c.conn, a.c.group == nil)
+		}
+		q.busy -= sendWRs
+		func() { defer a.h.e.enter(s.now())(); a.c.link.next() }()
+		s.run(time.Millisecond, nil)
+		s.free()
+	})
+}
+
+// RFC 7609 §4.8.2, 1A: behind an abort nothing reaches the program any more.
+func TestNothingIsTakenBehindAnAbort(t *testing.T) {
+	mustSimulate(t, "behind", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		b.more(1000)
+		b.work()
+		was := a.c.stream
+		a.c.Abort(ErrEOF, s.now())
+		s.run(time.Millisecond, nil)
+		if was.prod != 100 || was.recvSeq < 3 {
+			s.failf("%d bytes, %s messages", was.prod, was.recvSeq)
+		}
+		s.wantErr(b, ErrAborted)
+	})
+}
+
+// RFC 7609 §3.5.2.4: the client's bytes are there before its Confirm; the program gets them behind it.
+func TestDataOvertakesConfirm(t *testing.T) {
+	mustSimulate(t, "overtakes", simOptions{}, func(s *sim) {
+		s.pair()
+		s.strike = func(st simStep) (bool, time.Duration) {
+			return false, map[bool]time.Duration{true: time.Second}[st.what == "CONFIRM"]
+		}
+		a, b := s.dial(s.hosts[0], s.hosts[1], [2]int{30_000, 1000})
+		s.run(time.Millisecond, nil)
+		if a.rings == nil || b.rings != nil || b.c.stream == nil || b.c.stream.prod != 30_000 {
+			s.failf("client established %t, server %t", a.rings != nil, b.rings != nil)
+		}
+		s.run(2*time.Second, s.allOver)
+		if b.err != nil || b.got != 30_000 || a.got != 1000 {
+			s.failf("%v, %d and %d bytes", b.err, a.got, b.got)
+		}
+	})
+}
+
+// Data proves that the answers of a first contact have arrived, whatever becomes of their acknowledgment.
+func TestDataAcknowledgesConfirmLink(t *testing.T) {
+	mustSimulate(t, "acknowledges", simOptions{}, func(s *sim) {
+		n := 0
+		s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+			if st.what == "CONFIRM LINK" {
+				if n++; n == 2 {
+					return simfab.Unacked, 0
+				}
+			}
+			return simfab.Deliver, 0
+		}
+		a, b := s.dial(s.hosts[0], s.hosts[1], [2]int{0, 1000})
+		s.run(time.Millisecond, nil)
+		if a.outcome() != "smc" || b.outcome() != "smc" || a.got != 1000 {
+			s.failf("%s and %s, %d bytes", a.outcome(), b.outcome(), a.got)
+		}
+	})
+}
+
+// A negotiation that broke when the client could write already: its element is free when the client is done, or has been
+// silent for long.
+func TestElementThatTheClientAloneKnows(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		mustSimulate(t, fmt.Sprint("silent ", silent), simOptions{}, func(s *sim) {
+			s.pair()
+			s.strike = func(st simStep) (bool, time.Duration) { return st.what == "CONFIRM", 0 }
+			a, b := s.dial(s.hosts[0], s.hosts[1], [2]int{1000, 1000})
+			a.stay = true
+			s.run(5*time.Second, nil)
+			if a.rings == nil {
+				s.failf("client %s", a.outcome())
+			}
+			a.wake = s.since() + time.Hour
+			s.judge = func(st simStep) (simfab.Verdict, time.Duration) {
+				if silent && st.what == "cdc" && st.from == a.h {
+					return simfab.Drop, 0
+				}
+				return simfab.Deliver, 0
+			}
+			s.run(2*time.Second, nil)
+			if b.outcome() != "broken" || len(a.in) > 0 {
+				s.failf("server %s", b.outcome())
+			}
+			s.run(time.Second, nil)
+			if free := b.c.group == nil; free == silent {
+				s.failf("given back %t", free)
+			}
+			s.run(abandonedFor, nil)
+			if b.c.group != nil {
+				s.failf("never given back")
+			}
+			s.judge = nil
+		})
+	}
+}

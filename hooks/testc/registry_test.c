@@ -1,6 +1,7 @@
 /* registry.c, with many processes. build: map.c
  * REGISTRY_TEST_LONG=n multiplies the counts. */
 #include "../registry.c"
+#include "../diag.c"
 
 #include <arpa/inet.h>
 #include <net/if.h>

@@ -1,5 +1,5 @@
 /* A struct shim made by hand and connections over anonymous shared rings, for the tests of lane.c and bell.c. */
-#include "../shim.h"
+#include "check.h"
 #include "../sys.h"
 
 #include <errno.h>
@@ -15,18 +15,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-struct shim *smcr_shim;
-
-#define CHECK(cond, ...)                                                                                          \
-	do {                                                                                                      \
-		if (!(cond)) {                                                                                    \
-			fprintf(stderr, "%s:%d: %s ", __FILE__, __LINE__, #cond);                                 \
-			fprintf(stderr, " " __VA_ARGS__);                                                         \
-			fprintf(stderr, " (errno %d)\n", errno);                                                  \
-			_exit(1);                                                                                 \
-		}                                                                                                 \
-	} while (0)
 
 static void *shared(size_t n)
 {

@@ -1,6 +1,6 @@
 /* map.c and fdcalls.c: which number is which connection, through every call that moves numbers. build: map.c fdcalls.c */
 #include "../../preload/real.h"
-#include "../sys.h"
+#include "alone.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -15,45 +15,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-struct shim *smcr_shim;
-
-#define CHECK(cond, ...)                                                                   \
-	do {                                                                               \
-		if (!(cond)) {                                                             \
-			int e_ = errno;                                                    \
-			fprintf(stderr, "%s:%d: %s ", __FILE__, __LINE__, #cond);          \
-			fprintf(stderr, " " __VA_ARGS__);                                  \
-			fprintf(stderr, " (errno %d)\n", e_);                              \
-			_exit(1);                                                          \
-		}                                                                          \
-	} while (0)
-
 /* ---- what other files would do ---- */
-
-int lk_lock(struct lk *l)
-{
-	u32 me = my_tid(), none = 0;
-
-	if (atomic_load(&l->w) == me)
-		return 1;
-	while (!atomic_compare_exchange_weak(&l->w, &none, me)) {
-		none = 0;
-		sched_yield();
-	}
-	return 0;
-}
-void lk_unlock(struct lk *l, int nested)
-{
-	if (!nested)
-		atomic_store(&l->w, 0);
-}
-u32 my_tid(void) { return (u32)sys(SYS_gettid); }
-i64 now_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
 
 static _Atomic int posted, entries_gone, settled, set_closed, set_dup;
 static u32 posted_sock;
@@ -85,6 +47,7 @@ int epoll_set_dup(int from, int to)
 }
 void sock_settle(struct sock *s, int wait)
 {
+	(void)wait;
 	settled++;
 	atomic_store(&s->b->state, S_TCP);
 	sock_plain(s);

@@ -1,4 +1,6 @@
 /* opt.c on a real TCP pair, beside one that is left to the kernel. build: opt.c */
+#include "check.h"
+
 #include "../../preload/real.h"
 #include "../sys.h"
 
@@ -10,19 +12,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
-
-struct shim *smcr_shim;
-
-#define CHECK(cond, ...)                                                                   \
-	do {                                                                               \
-		if (!(cond)) {                                                             \
-			int e_ = errno;                                                    \
-			fprintf(stderr, "%s:%d: %s ", __FILE__, __LINE__, #cond);          \
-			fprintf(stderr, " " __VA_ARGS__);                                  \
-			fprintf(stderr, " (errno %d)\n", e_);                              \
-			_exit(1);                                                          \
-		}                                                                          \
-	} while (0)
 
 /* ---- what other files would do ---- */
 
@@ -55,6 +44,7 @@ static void to_tcp(void)
 static u32 settles_to;
 void sock_settle(struct sock *s, int wait)
 {
+	(void)wait;
 	(void)s;
 	settled++;
 	if (settles_to == S_TCP)

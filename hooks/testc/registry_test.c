@@ -2,6 +2,7 @@
  * REGISTRY_TEST_LONG=n multiplies the counts. */
 #include "../registry.c"
 #include "../diag.c"
+#include "alone.h"
 
 #include <arpa/inet.h>
 #include <net/if.h>
@@ -15,44 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-struct shim *smcr_shim;
-
-#define CHECK(cond, ...)                                                                   \
-	do {                                                                               \
-		if (!(cond)) {                                                             \
-			fprintf(stderr, "%s:%d: %s ", __FILE__, __LINE__, #cond);          \
-			fprintf(stderr, " " __VA_ARGS__);                                  \
-			fprintf(stderr, " (errno %d)\n", errno);                           \
-			_exit(1);                                                          \
-		}                                                                          \
-	} while (0)
-
 /* ---- what other files would do ---- */
 
-int lk_lock(struct lk *l)
-{
-	u32 me = my_tid(), none = 0;
-
-	if (atomic_load(&l->w) == me)
-		return 1;
-	while (!atomic_compare_exchange_weak(&l->w, &none, me)) {
-		none = 0;
-		sched_yield();
-	}
-	return 0;
-}
-void lk_unlock(struct lk *l, int nested)
-{
-	if (!nested)
-		atomic_store(&l->w, 0);
-}
-u32 my_tid(void) { return (u32)sys(SYS_gettid); }
-i64 now_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
 int engine_post(u32 op, struct sock *s, u64 arg) { return (void)op, (void)s, (void)arg, 0; }
 void epoll_number_closed(struct sock *s, int fd) { (void)s, (void)fd; }
 void epoll_sock_closed(struct sock *s, int fd) { (void)s, (void)fd; }

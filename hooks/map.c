@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -620,6 +621,70 @@ void map_leave(int ends)
 		}
 	}
 	lk_unlock(&S->map_lk, nested);
+}
+
+u32 map_held(char *text, u32 room)
+{
+	static const char digit[] = "0123456789abcdef";
+	u32 n = 0;
+
+	for (u32 i = 1, top = atomic_load(&S->sock_top); i < top && i < SOCK_MAX && room > 18; i++) {
+		struct sock *s = &S->sock[i];
+		struct block *b = s->b;
+		if (!b || !atomic_load(&s->refs) || !atomic_load(&s->fds) || !b->cookie ||
+		    (atomic_load(&b->state) != S_ACTIVE && !(atomic_load(&b->flags) & BF_LOST)))
+			continue;
+		for (int shift = 60; shift >= 0; shift -= 4)
+			*text++ = digit[b->cookie >> shift & 15];
+		*text++ = ',';
+		room -= 17;
+		n++;
+	}
+	*text = 0;
+	return n;
+}
+
+static int listed(const char *text, u64 cookie)
+{
+	u64 v = 0;
+
+	for (; *text; text++) {
+		if (*text == ',') {
+			if (v == cookie)
+				return 1;
+			v = 0;
+			continue;
+		}
+		v = v << 4 | (u64)(*text <= '9' ? *text - '0' : *text - 'a' + 10);
+	}
+	return 0;
+}
+
+#define LOST_FDS 1024 /* numbers that are looked at */
+
+void map_lost(const char *text)
+{
+	struct pollfd open[LOST_FDS]; /* one call tells which numbers are */
+	struct timespec none = {0, 0};
+
+	for (int fd = 0; fd < LOST_FDS; fd++)
+		open[fd] = (struct pollfd){.fd = fd};
+	if (sys(SYS_ppoll, open, LOST_FDS, &none, 0, 8) < 0)
+		return;
+	for (int fd = 0; fd < LOST_FDS; fd++) {
+		u64 cookie = 0;
+		socklen_t len = sizeof cookie;
+		if ((open[fd].revents & POLLNVAL) || sys(SYS_getsockopt, fd, SOL_SOCKET, SO_COOKIE, &cookie, &len) < 0 || !cookie || !listed(text, cookie))
+			continue;
+		int first = 0;
+		while (first < fd && !(kind_of(first) == FD_SOCK && S->sock[S->fd_sock[first]].b->cookie == cookie))
+			first++;
+		struct sock *s = first < fd ? 0 : sock_new(fd, 1, S_ACCEPTED);
+		if (s)
+			atomic_fetch_or(&s->b->flags, BF_LOST);
+		else if (first < fd)
+			fd_dup(first, fd);
+	}
 }
 
 void map_stay(void)

@@ -76,7 +76,8 @@ enum fd_kind {
 	X(SOCKOPT, "socket-option")		  /* TCP_FASTOPEN, TCP_ULP, TCP_MD5SIG, TCP_REPAIR … */   \
 	X(REGISTRY, "no-registry")		  /* the run directory cannot be used */                  \
 	X(REMOTE, "not-local")			  /* no provider reaches that peer */                     \
-	X(EPOLL_EARLY, "epoll-before-connect")	  /* registered in an epoll set before connect */
+	X(EPOLL_EARLY, "epoll-before-connect")	  /* registered in an epoll set before connect */         \
+	X(EXEC, "exec")				  /* established before an exec: the new image lacks it */
 enum smcr_reason {
 #define X(s, w) R_##s,
 	SMCR_REASONS(X)
@@ -176,6 +177,7 @@ struct lk {
 #define BF_PUNCHED 128u	   /* the tx ring's pages were given back; first write after that tells the engine */
 #define BF_STAGE_FULL 256u /* a sender waits for staging to empty */
 #define BF_SHUT_LATER 1024u /* BF_SHUT_WR came before the decision: the FIN is sent behind the staged bytes */
+#define BF_LOST 2048u	   /* was established in the image before exec, or in the parent of a spawn: see map_lost */
 #define BF_BROKEN 512u	   /* the peer broke the protocol: reads and writes fail with ECONNABORTED/ECONNRESET */
 
 struct block {
@@ -446,6 +448,10 @@ void map_prefork(void) HIDDEN;			/* parent, right before fork: connections get o
 void map_postfork(int failed) HIDDEN;		/* parent, after it */
 void map_leave(int ends) HIDDEN; /* before exit and exec: what was inherited is held no more */
 void map_stay(void) HIDDEN;  /* exec failed */
+/* Established connections do not go over exec yet. The new image is told which sockets those are, by their cookies in
+ * hexadecimal, and who uses one gets ECONNRESET, and its peer a reset: never two that wait for each other. */
+u32 map_held(char *text, u32 room) HIDDEN; /* how many; text ends with 0 */
+void map_lost(const char *text) HIDDEN;
 void map_forked(void) HIDDEN;			/* child, after lane_forked: the engine's holds and calls under way are gone */
 void count_tcp(u32 reason) HIDDEN;		/* a connection was decided for TCP */
 

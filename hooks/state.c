@@ -157,9 +157,14 @@ static void claim(struct sock *s)
 {
 	struct block *b = s->b;
 	struct diag d;
-	u32 why = R_NO_CLIENT;
+	u32 why = R_NO_CLIENT, lost = S_ACCEPTED;
 	int slot = -1, r;
 
+	if (unlikely(atomic_load(&b->flags) & BF_LOST)) {
+		atomic_compare_exchange_strong(&b->state, &lost, S_CLC);
+		sock_broken(s, R_EXEC, ECONNRESET);
+		return;
+	}
 	if (S->mode == MODE_OFF) {
 		why = R_OFF;
 	} else if (reg_ready() < 0) { /* a forked child looks at the tables for the first time */

@@ -25,6 +25,8 @@ BOOT_DATA static struct life life0 = {.next = &smcr_spare, .rt_fds = {-1, -1}};
 /* How long fork waits for another thread's start of the engine, or loading of a spare. */
 #define FORK_PATIENCE_MS 100
 
+#define HELD "SMCR_HELD=" /* map_held */
+
 /* ---- load ------------------------------------------------------------------------------------------- */
 
 BOOT static u32 word_of(const char *val, const char *const *words, u32 n)
@@ -72,6 +74,8 @@ BOOT static void read_environment(char **envp)
 			S->rmbe = bytes_of(val);
 		else if (IS("REPORT_DIR"))
 			S->life->report = *val != 0;
+		else if (IS("HELD"))
+			S->life->held = val;
 #undef IS
 	}
 	if (getauxval(AT_SECURE)) /* set-uid and the like: whoever set the environment is not to be trusted */
@@ -138,6 +142,11 @@ BOOT void smcr_boot(int argc, char **argv, char **envp, const struct runtime *rt
 	read_environment(S->envp);
 	if (S->life->report && S->mode != MODE_OFF)
 		reg_ready(); /* without a run directory there is no report; nothing else depends on it here */
+	if (S->life->held && S->mode != MODE_OFF) {
+		for (char **e = envp, **to = envp; e && (*to = *e); e++) /* not for the program to see */
+			to += strncmp(*e, HELD, sizeof HELD - 1) != 0;
+		map_lost(S->life->held);
+	}
 }
 
 /* ---- whose state is it? -------------------------------------------------------------------------------- */
@@ -369,18 +378,65 @@ void life_before_clone(long nr, const u64 *arg)
 		life_before_vfork();
 }
 
+/* ---- what the next image is told ------------------------------------------------------------------------------ */
+
+extern char **environ;
+
+/* The variables for the next image: `with`, on the caller's stack, where something is to be told; else envp. */
+struct held {
+	char text[sizeof HELD + 128 * 17]; /* more connections than that in a process that execs are not told of */
+};
+
+static u32 held(struct held *h)
+{
+	if (!S->reg || S->mode == MODE_OFF)
+		return 0;
+	memcpy(h->text, HELD, sizeof HELD);
+	return map_held(h->text + sizeof HELD - 1, sizeof h->text - sizeof HELD);
+}
+
+static u32 env_count(char *const *envp)
+{
+	u32 n = 0;
+
+	while (envp && envp[n])
+		n++;
+	return n;
+}
+
+static char **env_with(char **with, char *const *envp, struct held *h)
+{
+	u32 n = 0;
+
+	for (; envp && *envp; envp++)
+		if (strncmp(*envp, HELD, sizeof HELD - 1))
+			with[n++] = *envp;
+	with[n++] = h->text;
+	with[n] = 0;
+	return with;
+}
+
+#define WITH_HELD(envp, call, without)                                \
+	do {                                                          \
+		struct held h_;                                       \
+		if (likely(!held(&h_)))                               \
+			return without;                               \
+		char *with_[env_count(envp) + 2], **env = env_with(with_, envp, &h_); \
+		return call;                                          \
+	} while (0)
+
 int h_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *fa, const posix_spawnattr_t *a,
 		  char *const argv[], char *const envp[])
 {
 	settle();
-	return smcr_real.posix_spawn(pid, path, fa, a, argv, envp);
+	WITH_HELD(envp, smcr_real.posix_spawn(pid, path, fa, a, argv, env), smcr_real.posix_spawn(pid, path, fa, a, argv, envp));
 }
 
 int h_posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *fa, const posix_spawnattr_t *a,
 		   char *const argv[], char *const envp[])
 {
 	settle();
-	return smcr_real.posix_spawnp(pid, file, fa, a, argv, envp);
+	WITH_HELD(envp, smcr_real.posix_spawnp(pid, file, fa, a, argv, env), smcr_real.posix_spawnp(pid, file, fa, a, argv, envp));
 }
 
 int h_system(const char *cmd)
@@ -423,37 +479,37 @@ static int stay(int r)
 int h_execve(const char *path, char *const argv[], char *const envp[])
 {
 	leave_image();
-	return stay(smcr_real.execve(path, argv, envp));
+	WITH_HELD(envp, stay(smcr_real.execve(path, argv, env)), stay(smcr_real.execve(path, argv, envp)));
 }
 
 int h_execv(const char *path, char *const argv[])
 {
 	leave_image();
-	return stay(smcr_real.execv(path, argv));
+	WITH_HELD(environ, stay(smcr_real.execve(path, argv, env)), stay(smcr_real.execv(path, argv)));
 }
 
 int h_execvp(const char *file, char *const argv[])
 {
 	leave_image();
-	return stay(smcr_real.execvp(file, argv));
+	WITH_HELD(environ, stay(smcr_real.execvpe(file, argv, env)), stay(smcr_real.execvp(file, argv)));
 }
 
 int h_execvpe(const char *file, char *const argv[], char *const envp[])
 {
 	leave_image();
-	return stay(smcr_real.execvpe(file, argv, envp));
+	WITH_HELD(envp, stay(smcr_real.execvpe(file, argv, env)), stay(smcr_real.execvpe(file, argv, envp)));
 }
 
 int h_fexecve(int fd, char *const argv[], char *const envp[])
 {
 	leave_image();
-	return stay(smcr_real.fexecve(fd, argv, envp));
+	WITH_HELD(envp, stay(smcr_real.fexecve(fd, argv, env)), stay(smcr_real.fexecve(fd, argv, envp)));
 }
 
 int h_execveat(int fd, const char *path, char *const argv[], char *const envp[], int flags)
 {
 	leave_image();
-	return stay(smcr_real.execveat(fd, path, argv, envp, flags));
+	WITH_HELD(envp, stay(smcr_real.execveat(fd, path, argv, env, flags)), stay(smcr_real.execveat(fd, path, argv, envp, flags)));
 }
 
 static void gone(void)

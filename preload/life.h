@@ -26,6 +26,7 @@ struct life {
 	void *fault[3];      /* the runtime's handlers of life_faults; 0 = the program's own */
 	u32 handlers;	     /* pthread_atfork was called */
 	u32 report;	     /* SMCR_REPORT_DIR is set: every process is listed */
+	const char *held;   /* SMCR_HELD */
 };
 
 /* The three that the runtime turns into panics, where the program has no handler for them. */

@@ -107,3 +107,23 @@ func TestAnIdleRedisWakesNoMoreOftenThanNatively(t *testing.T) {
 		t.Errorf("%d wake-ups in five seconds, natively %d", preloaded, native)
 	}
 }
+
+// An established connection does not go over exec yet. Whoever uses it in the new image, and the peer, see a reset at once.
+func TestImageThatUsesAnEstablishedConnectionIsReset(t *testing.T) {
+	for _, how := range []string{"exec", "spawn"} {
+		t.Run(how, func(t *testing.T) {
+			const native = "image: exit 0\nanswer 0: 6\nanswer 1: 6\n"
+			for mode, want := range map[harness.Mode]string{
+				harness.Native: native,
+				harness.SMC:    strings.NewReplacer("exit 0", "exit 7", "answer 1: 6", "answer 1: ECONNRESET").Replace(native),
+			} {
+				w := harness.New(mode, t.Fatalf)
+				defer w.Destroy()
+				if got := w.Run(harness.Command{Args: []string{harness.App("exec"), how}}).Out; got != want {
+					t.Errorf("%s: %q, want %q", mode, got, want)
+				}
+			}
+		})
+	}
+	t.Run("unused", func(t *testing.T) { sameAsNative(t, either("left-early", "client-not-offering"), run("exec", "leak")) })
+}

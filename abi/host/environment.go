@@ -22,6 +22,7 @@ var environment = map[string]func(v string) string{
 	"SMCR_LOG":        func(string) string { return "" },
 	"SMCR_LOG_LEVEL":  oneOf("error", "warn", "info", "debug", "trace"),
 	"SMCR_REPORT_DIR": func(string) string { return "" }, // from smcr run --report
+	"SMCR_HELD":       func(string) string { return "" }, // from exec
 }
 
 func oneOf(words ...string) func(string) string {

@@ -27,6 +27,7 @@ const (
 	ReasonRegistry    Reason = 21
 	ReasonRemote      Reason = 22
 	ReasonEpollEarly  Reason = 23
+	ReasonExec        Reason = 24
 )
 
 var reasonWords = [...]string{
@@ -54,4 +55,5 @@ var reasonWords = [...]string{
 	21: "no-registry",
 	22: "not-local",
 	23: "epoll-before-connect",
+	24: "exec",
 }

@@ -74,6 +74,8 @@ void reg_exit(void) {}
 void epoll_forked(void) {}
 void bell_forked(void) {}
 void lane_forked(void) {}
+u32 map_held(char *text, u32 room) { (void)room; *text = 0; return 0; }
+void map_lost(const char *text) { (void)text; }
 void map_prefork(void) { S->forking = 1; }
 void map_postfork(int failed) { (void)failed, S->forking = 0; }
 void map_forked(void) { S->forking = 0; }

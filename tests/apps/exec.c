@@ -1,0 +1,72 @@
+/* exec exec|spawn|leak: a connection that is in use goes to another program image. leak: which does not use it. */
+#include "app.h"
+#include <spawn.h>
+
+static char buf[16], *how, *self;
+extern char **environ;
+
+static void client(int fd)
+{
+	close(fd);
+	fd = another();
+	for (int i = 0; i < 2; i++) {
+		send_all(fd, "ask", 3);
+		ssize_t n = recv(fd, buf, sizeof buf, 0);
+		say("answer %d: %s", i, got(n));
+	}
+	close(fd);
+}
+
+static void server(int fd)
+{
+	char number[12];
+	char *argv[] = { self, "image", number, NULL };
+	close(fd);
+	fd = another();
+	check(receive_all(fd, buf, 3) == 3);
+	send_all(fd, "answer", 6);
+	check(poll_for(fd, POLLIN, 5000)); /* the second question is there */
+	snprintf(number, sizeof number, "%d", !strcmp(how, "leak") ? -1 : fd);
+	if (!strcmp(how, "exec")) {
+		pid_t child = must(fork());
+		if (!child) {
+			execv(self, argv);
+			_exit(9);
+		}
+		close(fd); /* the image is the only one that has it */
+		int status;
+		must(waitpid(child, &status, 0));
+		say("image: exit %d", WEXITSTATUS(status));
+		return;
+	}
+	pid_t child;
+	int status;
+	check(posix_spawn(&child, self, NULL, NULL, argv, environ) == 0);
+	must(waitpid(child, &status, 0));
+	say("image: exit %d", WEXITSTATUS(status));
+	if (!strcmp(how, "leak")) {
+		check(receive_all(fd, buf, 3) == 3);
+		send_all(fd, "answer", 6);
+	}
+	close(fd);
+}
+
+static int image(int fd)
+{
+	if (fd < 0)
+		return 0;
+	for (char **e = environ; *e; e++)
+		check(strncmp(*e, "SMCR_HELD", 9));
+	ssize_t n = recv(fd, buf, sizeof buf, 0);
+	return n == 3 && send(fd, "answer", 6, MSG_NOSIGNAL) == 6 ? 0 : errno == ECONNRESET ? 7 : 8;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 3 && !strcmp(argv[1], "image"))
+		return image(atoi(argv[2]));
+	check(argc == 2);
+	how = argv[1];
+	self = argv[0];
+	return two_processes(server, client);
+}

@@ -461,6 +461,8 @@ static void hand_over(const struct msghdr *m)
 				continue;
 			if (atomic_load(&s->b->state) != S_ACTIVE)
 				sock_leave(s, R_LEFT_EARLY);
+			else
+				atomic_fetch_or(&s->b->flags, BF_LOST);
 			sock_put(s);
 		}
 	}

@@ -59,8 +59,12 @@ static void decide(int fd)
 		return;
 	u32 st = state_of(s), last = atomic_load(&s->fds) == 1;
 
-	if (st == S_ACCEPTED && (atomic_load(&s->b->flags) & BF_LOST))
-		st = S_TCP; /* inherited, and not wanted: nobody hears of it */
+	if (unlikely(atomic_load(&s->b->flags) & BF_LOST)) {
+		if (st == S_ACTIVE && last && atomic_load(&s->b->procs) == 1)
+			tcp_reset(fd); /* who got it in a message cannot use it */
+		else if (st == S_ACCEPTED)
+			st = S_TCP; /* inherited, and not wanted: nobody hears of it */
+	}
 	if (st == S_ACCEPTED ? last && atomic_load(&s->b->procs) == 1
 			     : (st == S_OFFERED || st == S_CLC || st == S_FLUSH) && (last || s->fd == fd))
 		sock_settle(s, !atomic_load(&s->held)); /* the engine goes on with what is staged, if it has it yet */

@@ -177,7 +177,7 @@ struct lk {
 #define BF_PUNCHED 128u	   /* the tx ring's pages were given back; first write after that tells the engine */
 #define BF_STAGE_FULL 256u /* a sender waits for staging to empty */
 #define BF_SHUT_LATER 1024u /* BF_SHUT_WR came before the decision: the FIN is sent behind the staged bytes */
-#define BF_LOST 2048u	   /* was established in the image before exec, or in the parent of a spawn: see map_lost */
+#define BF_LOST 2048u	   /* established, and another image has the socket and not the rings: by exec (map_lost) or in a message */
 #define BF_BROKEN 512u	   /* the peer broke the protocol: reads and writes fail with ECONNABORTED/ECONNRESET */
 
 struct block {

@@ -108,9 +108,9 @@ func TestAnIdleRedisWakesNoMoreOftenThanNatively(t *testing.T) {
 	}
 }
 
-// An established connection does not go over exec yet. Whoever uses it in the new image, and the peer, see a reset at once.
-func TestImageThatUsesAnEstablishedConnectionIsReset(t *testing.T) {
-	for _, how := range []string{"exec", "spawn"} {
+// An established connection does not go to another program yet. Whoever uses it there, and the peer, see a reset at once.
+func TestProgramThatGetsAnEstablishedConnectionIsReset(t *testing.T) {
+	for _, how := range []string{"exec", "spawn", "pass"} {
 		t.Run(how, func(t *testing.T) {
 			const native = "image: exit 0\nanswer 0: 6\nanswer 1: 6\n"
 			for mode, want := range map[harness.Mode]string{

@@ -1,4 +1,4 @@
-/* exec exec|spawn|leak: a connection that is in use goes to another program image. leak: which does not use it. */
+/* exec exec|spawn|pass|leak: a connection that is in use goes to another program. leak: which does not use it. */
 #include "app.h"
 #include <spawn.h>
 
@@ -17,11 +17,47 @@ static void client(int fd)
 	close(fd);
 }
 
+static int image(int fd);
+
+/* A worker from before, which gets the connection in a message. */
+static pid_t worker(int *to)
+{
+	int p[2];
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, p));
+	pid_t child = must(fork());
+	if (!child) {
+		char c, room[CMSG_SPACE(sizeof(int))];
+		struct iovec v = { &c, 1 };
+		struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room };
+		int got;
+		close(p[0]);
+		check(recvmsg(p[1], &m, 0) == 1);
+		memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof got);
+		_exit(image(got));
+	}
+	close(p[1]);
+	*to = p[0];
+	return child;
+}
+
+static void give(int to, int fd)
+{
+	char c = 0, room[CMSG_SPACE(sizeof fd)];
+	struct iovec v = { &c, 1 };
+	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room };
+	*CMSG_FIRSTHDR(&m) = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd) };
+	memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &fd, sizeof fd);
+	check(sendmsg(to, &m, 0) == 1);
+	close(fd);
+}
+
 static void server(int fd)
 {
 	char number[12];
 	char *argv[] = { self, "image", number, NULL };
+	int to = -1;
 	close(fd);
+	pid_t passed = strcmp(how, "pass") ? 0 : worker(&to);
 	fd = another();
 	check(receive_all(fd, buf, 3) == 3);
 	send_all(fd, "answer", 6);
@@ -39,16 +75,20 @@ static void server(int fd)
 		say("image: exit %d", WEXITSTATUS(status));
 		return;
 	}
-	pid_t child;
+	pid_t child = passed;
 	int status;
-	check(posix_spawn(&child, self, NULL, NULL, argv, environ) == 0);
+	if (passed)
+		give(to, fd);
+	else
+		check(posix_spawn(&child, self, NULL, NULL, argv, environ) == 0);
 	must(waitpid(child, &status, 0));
 	say("image: exit %d", WEXITSTATUS(status));
 	if (!strcmp(how, "leak")) {
 		check(receive_all(fd, buf, 3) == 3);
 		send_all(fd, "answer", 6);
 	}
-	close(fd);
+	if (!passed)
+		close(fd);
 }
 
 static int image(int fd)

@@ -130,16 +130,18 @@ static int opted_out(int fd)
 }
 
 /* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason. */
-static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, u32 *why)
+static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, u32 *to, u32 *why)
 {
 	int r;
 
 	if (S->mode == MODE_OFF || kind_of(fd) != FD_UNKNOWN || len < sizeof(struct sockaddr_in) ||
 	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed() || reg_ready() < 0)
 		return -1;
-	r = reg_lookup(sa, len);
+	r = reg_lookup(sa, len, to);
 	if (!is_tcp(fd))
 		return -1;
+	if (r == 0 && reg_haste(*to) && S->mode != MODE_REQUIRE)
+		r = -R_HASTE;
 	if (r == 0 && opted_out(fd))
 		r = -R_SOCKOPT;
 	if (r == 0 && epoll_early(fd) < 0)
@@ -194,7 +196,7 @@ static int catch_up(struct sock *s, int fd)
 }
 
 /* The kernel has connected (or loopback has, while the program is told EINPROGRESS). 0 or an errno. */
-static int offered(int fd, int slot, u64 cookie)
+static int offered(int fd, int slot, u64 cookie, u32 to)
 {
 	struct diag d;
 	struct sock *s;
@@ -205,6 +207,7 @@ static int offered(int fd, int slot, u64 cookie)
 	if (!s)
 		return take_back(fd, slot, cookie, R_MEMORY) ? 0 : ECONNREFUSED;
 	s->b->slot = (u32)slot;
+	s->offered_to = to + 1;
 	s->b->peer_cookie = d.cookie;
 	engine_post(REQ_CLIENT, s, (u64)slot);
 	if (unlikely(atomic_load(&S->fd_early[fd]) != EARLY_TCP) && catch_up(s, fd) < 0)
@@ -247,15 +250,15 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		return -1;
 	}
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN;
-	u32 why = R_NONE;
-	int slot = sa ? offer(fd, sa, len, &cookie, &why) : -1;
+	u32 why = R_NONE, to = 0;
+	int slot = sa ? offer(fd, sa, len, &cookie, &to, &why) : -1;
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
 
 	if (slot >= 0) {
 		if (r == 0 || e == EINPROGRESS) {
-			int bad = offered(fd, slot, cookie);
+			int bad = offered(fd, slot, cookie, to);
 			if (bad) {
 				errno = bad;
 				return -1;

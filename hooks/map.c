@@ -251,9 +251,23 @@ static void late_close(struct sock *s, int fd)
 	fd_unhide(fd);
 }
 
+#define PAYS_NS 20000000ull
+#define PAYS_BYTES (256u << 10)
+
+/* Was it worth its handshake? What lives that long does not come often enough to matter. */
+static void tell_end(const struct sock *s)
+{
+	const struct block *b = s->b;
+
+	if (s->offered_to)
+		reg_ended(s->offered_to - 1, (u64)now_ns() - b->since_ns >= PAYS_NS ||
+						     atomic_load(&b->tx_bytes) + atomic_load(&b->rx_bytes) >= PAYS_BYTES);
+}
+
 /* Nobody refers to it any more. */
 static void sock_end(struct sock *s)
 {
+	tell_end(s);
 	if (atomic_exchange(&s->late, 0)) {
 		int fd = s->fd;
 		s->fd = -1;
@@ -298,7 +312,7 @@ struct sock *sock_new(int fd, u32 role, u32 state)
 		s->rx = s->tx = 0;
 		s->rxbuf = s->txbuf = s->stage = 0;
 		s->rxsize = s->txsize = s->swept = s->tx_cons = 0;
-		s->peer = s->tx_gen = s->watched = s->left = 0;
+		s->peer = s->tx_gen = s->watched = s->left = s->offered_to = 0;
 		arms_reset(s);
 		atomic_store(&s->spin_rx, 0);
 		atomic_store(&s->spin_tx, 0);
@@ -613,6 +627,8 @@ void map_leave(int ends)
 
 	for (u32 i = 1, top = atomic_load(&S->sock_top); i < top && i < SOCK_MAX; i++) {
 		struct sock *s = &S->sock[i];
+		if (ends && s->b && atomic_load(&s->refs) && atomic_load(&s->b->procs) == 1)
+			tell_end(s);
 		if (!s->b || s->left || !atomic_load(&s->refs) || S->slab[s->slab].home == S->proc)
 			continue;
 		if (ends || atomic_load(&s->b->procs) > 1) {

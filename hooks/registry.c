@@ -62,7 +62,8 @@ struct table {
 	/* layout of REG_VERSION */
 	_Atomic u8 spilled[CHAIN]; /* an entry of this bucket may lie in the next one */
 	_Atomic u64 lmap[CHAIN / 64], omap[OFFERS / BUCKET / 64]; /* buckets used since a sweep found them empty */
-	u8 pad[4096 - 16 - CHAIN - CHAIN / 8 - OFFERS / BUCKET / 8];
+	_Atomic u16 haste[LISTENERS]; /* see reg_haste */
+	u8 pad[4096 - 16 - CHAIN - CHAIN / 8 - OFFERS / BUCKET / 8 - 2 * LISTENERS];
 	struct listener l[LISTENERS];
 	_Atomic u64 state[OFFERS]; /* cookie << 2 | enum reg_state; 0 = free */
 	_Atomic u64 own[OFFERS];
@@ -793,6 +794,7 @@ int reg_listen(int fd)
 	e->uid = r->uid;
 	e->abi = SMCR_ABI;
 	atomic_store(&e->flags, p.family == AF_INET6 && sockopt_int(fd, IPPROTO_IPV6, IPV6_V6ONLY) ? LF_V6ONLY : 0);
+	atomic_store(&r->t->haste[e - r->t->l], 0);
 	atomic_store(&e->cookie, cookie);
 	now_listener(fd, r->t, e);
 	return 0;
@@ -866,7 +868,7 @@ static int matches(const struct listener *e, const struct place *to)
 	return is_any(&at) && (at.family == to->family || (at.family == AF_INET6 && !(e->flags & LF_V6ONLY)));
 }
 
-int reg_lookup(const struct sockaddr *sa, socklen_t len)
+int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *which)
 {
 	int err = S->mode == MODE_OFF ? -R_OFF : reg_ready(), found = -R_NO_LISTENER;
 	struct registry *r = err ? 0 : reg_use();
@@ -898,14 +900,70 @@ int reg_lookup(const struct sockaddr *sa, socklen_t len)
 				}
 				atomic_fetch_or(&p->flags, LF_ORPHAN);
 			}
-			if (e.abi == SMCR_ABI)
+			if (e.abi == SMCR_ABI) {
+				*which = (u32)(p - r->t->l);
 				return 0;
+			}
 			found = -R_VERSION;
 		}
 		if (!atomic_load(&r->t->spilled[b]))
 			break;
 	}
 	return found;
+}
+
+/*
+ * A handshake costs as much as some dozen exchanges by TCP. Where connections come and go one after the other and carry little, as
+ * those of HTTP clients without keep-alive do, it never pays; nor would anybody wait for it once a second. So each listener
+ * remembers how many of its last connections, one within HASTE_MS of the other, were like that. After HASTE_MIN of them the next ones
+ * stay plain, but for one in HASTE_TRY: it tells whether they are still like that.
+ */
+#define HASTE_MS 10
+#define HASTE_MIN 16
+#define HASTE_TRY 32
+#define HASTE_COUNT 63u /* the low bits; above them the time in milliseconds, modulo 1024 */
+_Static_assert(HASTE_MIN + HASTE_TRY <= HASTE_COUNT, "fits the count");
+
+static u32 haste_now(void)
+{
+	return (u32)(now_ns() / 1000000) & 1023;
+}
+
+static u16 haste_word(u32 n, u32 now)
+{
+	return (u16)(now << 6 | n);
+}
+
+int reg_haste(u32 which)
+{
+	struct registry *r = reg_use();
+
+	if (!S->adapt || !r || which >= LISTENERS)
+		return 0;
+	u16 w = atomic_load(&r->t->haste[which]);
+	u32 n = w & HASTE_COUNT, now = haste_now();
+	if (n < HASTE_MIN)
+		return 0;
+	int calm = ((now - (w >> 6)) & 1023) > HASTE_MS, again = n >= HASTE_MIN + HASTE_TRY - 1;
+	atomic_compare_exchange_strong(&r->t->haste[which], &w, haste_word(calm ? 0 : again ? HASTE_MIN : n + 1, now));
+	return !calm && !again;
+}
+
+void reg_ended(u32 which, int paid)
+{
+	struct registry *r = reg_use();
+
+	if (!r || which >= LISTENERS)
+		return;
+	u16 w = atomic_load(&r->t->haste[which]);
+	u32 n = w & HASTE_COUNT, now = haste_now();
+	if (paid)
+		n = 0;
+	else if (((now - (w >> 6)) & 1023) > HASTE_MS)
+		n = 1;
+	else if (n < HASTE_MIN)
+		n++;
+	atomic_compare_exchange_strong(&r->t->haste[which], &w, haste_word(n, now));
 }
 
 struct unknown {

@@ -77,7 +77,8 @@ enum fd_kind {
 	X(REGISTRY, "no-registry")		  /* the run directory cannot be used */                  \
 	X(REMOTE, "not-local")			  /* no provider reaches that peer */                     \
 	X(EPOLL_EARLY, "epoll-before-connect")	  /* registered in an epoll set before connect */         \
-	X(EXEC, "exec")				  /* established before an exec: the new image lacks it */
+	X(EXEC, "exec")				  /* established before an exec: the new image lacks it */ \
+	X(HASTE, "short-connections")		  /* client: those to this listener end too soon */
 enum smcr_reason {
 #define X(s, w) R_##s,
 	SMCR_REASONS(X)
@@ -267,6 +268,7 @@ struct sock {
 	struct ep_entry *eps; /* epoll registrations of it */
 	u32 watched;	    /* the engine of this process watches the TCP fd */
 	u64 swept;	    /* tx prod at the last sweep */
+	u32 offered_to;	    /* client: the listener's place in the registry, +1 */
 	u32 left;	    /* map_leave gave our hold of the block back */
 	/* map.c */
 	_Atomic u32 fds;    /* of refs: fds of the program */
@@ -364,6 +366,7 @@ struct shim {
 	_Atomic u32 sock_top; /* sock[i] was never used for i >= this */
 	u32 profile;	   /* enum smcr_profile */
 	u32 nudge;
+	u32 adapt;	   /* SMCR_ADAPT: reg_haste */
 	u32 rmbe;	   /* SMCR_RMBE in bytes, 0 = default */
 	/* behind what every process writes when it starts: the fewer pages the better */
 	u64 boot[192];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
@@ -559,7 +562,9 @@ int reg_ready(void) HIDDEN; /* maps the tables, makes the process page; 0 or -er
 int reg_listen(int fd) HIDDEN;	  /* publishes a listening socket */
 void reg_unlisten(int fd) HIDDEN;
 int reg_is_listener(int fd) HIDDEN; /* inherited: is this socket's cookie published? */
-int reg_lookup(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 0 = a listener of ours is there, or -reason */
+int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *which) HIDDEN; /* 0 = a listener of ours is there, or -reason */
+int reg_haste(u32 which) HIDDEN;	    /* 1 = connections to that listener end too soon for a handshake */
+void reg_ended(u32 which, int paid) HIDDEN; /* one to it has: was it worth a handshake? */
 int reg_offer(int fd, u64 *cookie) HIDDEN; /* slot >= 0, or -reason */
 int reg_find(u64 cookie) HIDDEN;	   /* slot with that cookie in REG_OFFERED, or -1 */
 int reg_claim(int slot, u64 cookie) HIDDEN; /* 1 = ours now; the client's engine name is then read by the engine */

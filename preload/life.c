@@ -56,7 +56,7 @@ BOOT static void read_environment(char **envp)
 	static const char *const profiles[] = {
 		[PROFILE_BALANCED] = "balanced", [PROFILE_SAFE] = "safe", [PROFILE_LATENCY] = "latency"};
 
-	S->nudge = 1;
+	S->nudge = S->adapt = 1;
 	for (; envp && *envp; envp++) {
 		const char *e = *envp, *val;
 
@@ -70,6 +70,8 @@ BOOT static void read_environment(char **envp)
 			S->profile = word_of(val, profiles, 3);
 		else if (IS("NUDGE"))
 			S->nudge = strcmp(val, "0") != 0;
+		else if (IS("ADAPT"))
+			S->adapt = strcmp(val, "0") != 0;
 		else if (IS("RMBE"))
 			S->rmbe = bytes_of(val);
 		else if (IS("REPORT_DIR"))

@@ -78,7 +78,7 @@ var figures = regexp.MustCompile(`[0-9]+\.[0-9]+`)
 func TestRedisServesItsBenchmark(t *testing.T) {
 	for _, load := range []string{
 		"-c 1 -n 1000 -t ping_mbulk,get", "-c 50 -n 5000 -t set,get,lpush,lrange_100", "-c 50 -n 40000 -P 16 -t set,get", "-c 20 -n 2000 -d 50000 -t set,get",
-		"-c 50 -n 5000 --threads 2 -t set,get", "-c 10 -n 300 -k 0 -t set",
+		"-c 50 -n 5000 --threads 2 -t set,get",
 	} {
 		t.Run(load, func(t *testing.T) {
 			sameAsNative(t, bySMC(10000), func(w *harness.World) string {
@@ -89,6 +89,29 @@ func TestRedisServesItsBenchmark(t *testing.T) {
 			})
 		})
 	}
+}
+
+// One connection for each request. At the end the benchmark closes those that it does not need any more.
+func TestRedisServesAConnectionForEachRequest(t *testing.T) {
+	scenario := func(env ...string) scenario {
+		return func(w *harness.World) string {
+			_, port := w.Redis()
+			args := []string{"redis-benchmark", "-p", strconv.Itoa(port), "--csv", "-c", "10", "-n", "2000", "-k", "0", "-t", "set"}
+			r := w.Run(harness.Command{Args: args, Env: env})
+			return figures.ReplaceAllString(r.String(), "N") + askRedis(w, port, "DBSIZE")
+		}
+	}
+	t.Run("over SMC-R", func(t *testing.T) {
+		sameAsNative(t, either("left-early", "client-not-offering"), scenario())
+	})
+	t.Run("adapted", func(t *testing.T) {
+		sameAsNative(t, func(t *testing.T, sum harness.Counts) {
+			if n := sum.Fallbacks["short-connections"]; n < 1000 || sum.SMC < 16 {
+				t.Errorf("%d connections were left to TCP for being short, %d went over SMC-R", n, sum.SMC)
+			}
+			either("short-connections", "left-early", "client-not-offering")(t, sum)
+		}, scenario("SMCR_ADAPT=1"))
+	})
 }
 
 func TestRedisSavesInTheBackgroundWhileItServes(t *testing.T) {

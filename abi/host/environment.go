@@ -12,6 +12,7 @@ var environment = map[string]func(v string) string{
 	"SMCR_MODE":    oneOf("auto", "off", "require"),
 	"SMCR_PROFILE": oneOf("balanced", "safe", "latency"),
 	"SMCR_NUDGE":   oneOf("0", "1"),
+	"SMCR_ADAPT":   oneOf("0", "1"),
 	"SMCR_RMBE":    ringSize,
 	"SMCR_RUN_DIR": func(v string) string {
 		if !strings.HasPrefix(v, "/") {

@@ -28,6 +28,7 @@ const (
 	ReasonRemote      Reason = 22
 	ReasonEpollEarly  Reason = 23
 	ReasonExec        Reason = 24
+	ReasonHaste       Reason = 25
 )
 
 var reasonWords = [...]string{
@@ -56,4 +57,5 @@ var reasonWords = [...]string{
 	22: "not-local",
 	23: "epoll-before-connect",
 	24: "exec",
+	25: "short-connections",
 }

@@ -15,7 +15,7 @@ func TestRFCMapNamesWhatExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tests strings.Builder
-	for _, dir := range []string{".", "fsm"} {
+	for _, dir := range []string{".", "fsm", "../tests/hook"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)
@@ -47,7 +47,7 @@ func TestRFCMapNamesWhatExists(t *testing.T) {
 			t.Errorf("%q is no case of a test", c[1])
 		}
 	}
-	for _, p := range regexp.MustCompile("`((?:engine|abi|verbs)/[a-z/._]+)`").FindAllStringSubmatch(string(doc), -1) {
+	for _, p := range regexp.MustCompile("`((?:engine|abi|verbs|kernel)/[a-z/._]+)`").FindAllStringSubmatch(string(doc), -1) {
 		if _, err := os.Stat("../" + p[1]); err != nil {
 			t.Error(err)
 		}

@@ -17,9 +17,9 @@ var stages = []struct {
 	name string
 	args []string
 }{
-	{"unit tests with the race detector", []string{"-race", "-shuffle=on", "./abi/...", "./engine/...", "./verbs/...", "./cmd/..."}},
+	{"unit tests with the race detector", []string{"-race", "-shuffle=on", "./abi/...", "./engine/...", "./verbs/...", "./kernel/...", "./cmd/..."}},
 	{"unit tests with C", []string{"-shuffle=on", "./hooks/...", "./preload/..."}},
-	{"black-box tests", []string{"-timeout=20m", "./tests/..."}},
+	{"black-box tests", []string{"-p=1", "-timeout=20m", "./tests/..."}},
 }
 
 type event struct {

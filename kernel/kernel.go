@@ -315,8 +315,8 @@ func lock() (unlock func(), err error) {
 	if err := unix.Statfs(bpffs, &st); err != nil || st.Type != unix.BPF_FS_MAGIC {
 		return nil, fmt.Errorf("no bpf filesystem on %s: mount -t bpf bpf %s", bpffs, bpffs)
 	}
-	if os.Geteuid() != 0 {
-		return nil, errors.New("only root can change the kernel hook")
+	if !privileged() {
+		return nil, errors.New("the kernel hook can be changed only by root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN")
 	}
 	dir, err := os.Open(bpffs)
 	if err == nil {
@@ -326,6 +326,15 @@ func lock() (unlock func(), err error) {
 		return nil, err
 	}
 	return func() { dir.Close() }, nil
+}
+
+func privileged() bool {
+	var sets [2]unix.CapUserData
+	if unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0]) != nil {
+		return false
+	}
+	may := func(c int) bool { return sets[c/32].Effective&(1<<(c%32)) != 0 }
+	return may(unix.CAP_SYS_ADMIN) || may(unix.CAP_BPF) && may(unix.CAP_PERFMON) && may(unix.CAP_NET_ADMIN)
 }
 
 // cgroupAt checks a path, or finds the root of the hierarchy.

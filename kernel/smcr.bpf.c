@@ -58,7 +58,7 @@ struct option {
 struct mark {
 	__u32 offer;
 	__u32 verdict;
-	__u32 calls; /* callbacks that are on because of us: others may have theirs */
+	__u32 calls; /* callbacks that were off before us */
 	__u8 sent;   /* our SYN carried the option */
 	__u8 saves;  /* the program itself saves SYNs */
 	__u64 word;

@@ -19,6 +19,8 @@ import (
 	"libsmcr/kernel"
 )
 
+const unprivileged = "smcr: the kernel hook can be changed only by root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN\n"
+
 const pins = "/sys/fs/bpf/smcr"
 
 func status(t *testing.T) (s kernel.Status) {
@@ -158,6 +160,7 @@ func TestRefusals(t *testing.T) {
 		{"no bpffs to disable from", "umount /sys/fs/bpf && exec $0 disable", "smcr: no bpf filesystem on /sys/fs/bpf: mount -t bpf bpf /sys/fs/bpf\n"},
 		{"no cgroup2", "umount -a -t cgroup2 && exec $0 enable", "smcr: no cgroup2 filesystem is mounted: mount -t cgroup2 none /sys/fs/cgroup, or give --cgroup\n"},
 		{"no BTF", "mount -t tmpfs none /sys/kernel/btf && exec $0 enable --cgroup $1", "smcr: this kernel has no type information (/sys/kernel/btf/vmlinux): CONFIG_DEBUG_INFO_BTF is needed\n"},
+		{"no capabilities", "exec setpriv --bounding-set -all $0 enable --cgroup $1", unprivileged},
 		{"not a cgroup", "exec $0 enable --cgroup /tmp", "smcr: /tmp is not in a cgroup2 filesystem\n"},
 		{"no such cgroup", "exec $0 enable --cgroup $1/none", "smcr: " + filepath.Join("$1", "none") + ": no such file or directory\n"},
 	} {
@@ -195,7 +198,7 @@ func TestWithoutPrivilege(t *testing.T) {
 	}
 	hooked(t)
 	for _, args := range [][]string{{"enable", "--cgroup", outer}, {"disable"}} {
-		if out, code := nobody(args...); code != 1 || out != "smcr: only root can change the kernel hook\n" {
+		if out, code := nobody(args...); code != 1 || out != unprivileged {
 			t.Errorf("%v: %d, %s", args, code, out)
 		}
 	}

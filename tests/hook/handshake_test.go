@@ -128,7 +128,7 @@ func TestSynCookies(t *testing.T) {
 
 func TestSynAckWithoutRoom(t *testing.T) {
 	hooked(t)
-	defer another(t)()
+	newStranger(t, true)
 	a, b := hosts(t)
 	w := a.wire("eth0")
 	l := b.listener(server4, true)

@@ -19,24 +19,43 @@ import (
 	"libsmcr/kernel"
 )
 
-// another attaches a program of somebody else below ours, so that it runs first: it has callbacks on every socket and takes
-// the room of SYN-ACKs.
-func another(t *testing.T) (detach func()) {
+// stranger is a program of somebody else below ours, so that it runs first: it has callbacks on every listener and what is
+// accepted, counts them, and takes the room of SYN-ACKs if it is greedy.
+type stranger struct {
+	t     *testing.T
+	count *ebpf.Map
+}
+
+func newStranger(t *testing.T, greedy bool) stranger {
 	t.Helper()
 	// Of struct bpf_sock_ops, and values of its op.
 	const op, tcpFlags, listenCallback, lengthCallback = 0, 212, 11, 14
+	room := int32(0)
+	if greedy {
+		room = 16
+	}
+	count, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SockOps, AttachType: ebpf.AttachCGroupSockOps, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
 		asm.LoadMem(asm.R2, asm.R6, op, asm.Word),
-		asm.JEq.Imm(asm.R2, listenCallback, "callbacks"),
+		asm.JEq.Imm(asm.R2, listenCallback, "listen"),
 		asm.JNE.Imm(asm.R2, lengthCallback, "out"),
 		asm.LoadMem(asm.R2, asm.R6, tcpFlags, asm.Word),
 		asm.And.Imm(asm.R2, 0x12),
-		asm.JNE.Imm(asm.R2, 0x12, "out"),
-		asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, 16), asm.Mov.Imm(asm.R3, 0),
+		asm.JNE.Imm(asm.R2, 0x12, "count"),
+		asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, room), asm.Mov.Imm(asm.R3, 0),
 		asm.FnReserveHdrOpt.Call(),
 		asm.Ja.Label("out"),
-		asm.Mov.Reg(asm.R1, asm.R6).WithSymbol("callbacks"),
+		asm.StoreImm(asm.RFP, -4, 0, asm.Word).WithSymbol("count"),
+		asm.LoadMapPtr(asm.R1, count.FD()), asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord), asm.Add.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+		asm.Ja.Label("out"),
+		asm.Mov.Reg(asm.R1, asm.R6).WithSymbol("listen"),
 		asm.Mov.Imm(asm.R2, 1<<6), // BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG
 		asm.FnSockOpsCbFlagsSet.Call(),
 		asm.Mov.Imm(asm.R0, 1).WithSymbol("out"),
@@ -49,7 +68,44 @@ func another(t *testing.T) (detach func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func() { errors.Join(l.Close(), prog.Close()) }
+	t.Cleanup(func() {
+		if err := errors.Join(l.Detach(), l.Close(), prog.Close(), count.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return stranger{t, count}
+}
+
+// calls is how often it was asked about segments other than SYN-ACKs.
+func (s stranger) calls() (n uint64) {
+	s.t.Helper()
+	if err := s.count.Lookup(uint32(0), &n); err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+func TestCallbacksOfOthersStay(t *testing.T) {
+	hooked(t)
+	s := newStranger(t, false)
+	a, b := hosts(t)
+	w := a.wire("eth0")
+	l := b.listener(server4, false)
+	for _, offers := range []bool{false, true} {
+		if offers {
+			_, err := unix.GetsockoptUint64(l.fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+			l.must(err)
+			l.offer(true)
+		}
+		client := connect(a, l, server4, true)
+		server := l.accept()
+		w.want("beside a stranger", client, server, want(true, offers))
+		before := s.calls()
+		w.talk(client, server)
+		if s.calls() == before {
+			t.Errorf("server offers %t: the stranger's callbacks are off", offers)
+		}
+	}
 }
 
 func TestMarkOfAListenerComesAndGoes(t *testing.T) {

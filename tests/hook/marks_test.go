@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -357,9 +358,14 @@ func long(t *testing.T, s *space) string {
 	return all
 }
 
-func TestOtherProgramsAreServedByCgroup(t *testing.T) {
+func TestProgramsAreServedByCgroup(t *testing.T) {
 	hooked(t)
-	if out, code := tool("status"); code != 0 || !strings.Contains(out, "serves") || !strings.Contains(out, filepath.Base(outer)) {
-		t.Errorf("exit %d: %s", code, out)
+	if out, code := tool("status"); code != 0 || !strings.HasPrefix(out, "the kernel hook serves ") || !strings.Contains(out, filepath.Base(outer)) {
+		t.Errorf("below the hook's cgroup: exit %d: %s", code, out)
+	}
+	c := exec.Command("sh", "-c", "echo 0 >$1/cgroup.procs && exec $0 status", smcr, filepath.Dir(outer))
+	out, err := c.Output()
+	if c.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), "the kernel hook does not serve ") || !strings.Contains(string(out), filepath.Base(outer)) {
+		t.Errorf("above it: %v: %s", err, out)
 	}
 }

@@ -14,7 +14,7 @@
 #include "../preload/real.h"
 #include "sys.h"
 
-#define REQUIRE_NS 1000000000ll /* SMCR_MODE=require: how long connect waits for the decision */
+#define REQUIRE_NS 1000000000ll /* SMC-R is required: how long connect waits for the decision */
 #define TCP_IS_ESTABLISHED 1	/* enum of net/tcp_states.h, as sock_diag reports it */
 #define TCP_IS_SYN_RECV 3	/* our ACK is on its way through a busy CPU's backlog */
 #ifndef IPPROTO_MPTCP
@@ -57,7 +57,9 @@ static void publish(int fd)
 
 	if (S->mode == MODE_OFF || borrowed() || !is_tcp(fd))
 		return;
-	r = reg_ready();
+	r = rules_listen(fd);
+	if (r == 0)
+		r = reg_ready();
 	if (r == 0)
 		r = reg_listen(fd);
 	set_kind(fd, r == 0 ? FD_LISTENER : FD_PLAIN);
@@ -65,6 +67,12 @@ static void publish(int fd)
 
 int h_listen(int fd, int backlog)
 {
+	/* First, since it may take a start of the engine: whoever connects before the offer is there is plain. */
+	if (unlikely(!atomic_load_explicit(&S->rules, memory_order_relaxed)) && S->mode != MODE_OFF && !borrowed() && is_tcp(fd)) {
+		int e = errno;
+		rules_load();
+		errno = e;
+	}
 	int r = S->real->listen(fd, backlog);
 
 	if (r == 0 && kind_of(fd) <= FD_PLAIN) {
@@ -73,6 +81,47 @@ int h_listen(int fd, int backlog)
 		errno = e;
 	}
 	return r;
+}
+
+static void plain(int fd, u32 reason)
+{
+	set_kind(fd, FD_PLAIN);
+	count_tcp(reason);
+}
+
+/* The listener may be one that offers nothing because of a rule: what it accepts is counted all the same. */
+static void accepted(int listener, int fd)
+{
+	int offers = kind_of(listener) == FD_LISTENER;
+	struct verdict v;
+
+	rules_accepted(fd, &v);
+	if (v.reason) {
+		if (offers)
+			reg_refuse(fd);
+		else if (!is_tcp(fd))
+			return;
+		if (v.use == USE_REQUIRE)
+			tcp_reset(fd);
+		plain(fd, v.reason);
+		return;
+	}
+	if (!offers)
+		return;
+	struct sock *s = sock_new(fd, 1, S_ACCEPTED);
+	if (!s) {
+		long probe = sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
+		if (probe >= 0)
+			sys(SYS_close, probe);
+		count_tcp(probe == -EMFILE ? R_NO_FD : R_MEMORY);
+		return;
+	}
+	if (v.use == USE_REQUIRE)
+		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
+	if (v.eager && (s = sock_get(fd, 0))) {
+		sock_use(s);
+		sock_put(s);
+	}
 }
 
 int h_accept4(int fd, struct sockaddr *sa, socklen_t *len, int flags)
@@ -93,14 +142,10 @@ int h_accept4(int fd, struct sockaddr *sa, socklen_t *len, int flags)
 		return n;
 	if (kind_of(n) != FD_UNKNOWN)
 		fd_closed(n); /* closed behind our back and reused */
-	if (kind_of(fd) == FD_LISTENER && !borrowed()) {
+	if (kind_of(fd) == FD_LISTENER || kind_of(fd) == FD_PLAIN) {
 		int e = errno;
-		if (!sock_new(n, 1, S_ACCEPTED)) {
-			long probe = sys(SYS_fcntl, n, F_DUPFD_CLOEXEC, 0);
-			if (probe >= 0)
-				sys(SYS_close, probe);
-			count_tcp(probe == -EMFILE ? R_NO_FD : R_MEMORY);
-		}
+		if (!borrowed())
+			accepted(fd, n);
 		errno = e;
 	}
 	return n;
@@ -113,12 +158,6 @@ int h_accept(int fd, struct sockaddr *sa, socklen_t *len)
 
 /* ---- client ---- */
 
-static void plain(int fd, u32 reason)
-{
-	set_kind(fd, FD_PLAIN);
-	count_tcp(reason);
-}
-
 /* TCP options that SMC-R cannot carry, or that put data on the SYN. */
 static int opted_out(int fd)
 {
@@ -130,17 +169,22 @@ static int opted_out(int fd)
 }
 
 /* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason. */
-static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, u32 *to, u32 *why)
+static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, u32 *to, struct verdict *v)
 {
 	int r;
 
 	if (S->mode == MODE_OFF || kind_of(fd) != FD_UNKNOWN || len < sizeof(struct sockaddr_in) ||
 	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed() || reg_ready() < 0)
 		return -1;
-	r = reg_lookup(sa, len, to);
-	if (!is_tcp(fd))
+	if (!atomic_load_explicit(&S->rules, memory_order_relaxed) && !is_tcp(fd))
+		return -1; /* a name server is asked by UDP: no reason to read the rules */
+	rules_connect(sa, len, v);
+	r = v->reason ? -(int)v->reason : reg_lookup(sa, len, to);
+	if (!is_tcp(fd)) {
+		v->reason = R_NONE;
 		return -1;
-	if (r == 0 && reg_haste(*to) && S->mode != MODE_REQUIRE)
+	}
+	if (r == 0 && reg_haste(*to) && v->use != USE_REQUIRE)
 		r = -R_HASTE;
 	if (r == 0 && opted_out(fd))
 		r = -R_SOCKOPT;
@@ -151,7 +195,7 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	if (r == 0)
 		r = reg_offer(fd, cookie);
 	if (r < 0) {
-		*why = (u32)-r;
+		v->reason = (u32)-r;
 		return -1;
 	}
 	reg_set_gid(r, *cookie, S->gid);
@@ -196,7 +240,7 @@ static int catch_up(struct sock *s, int fd)
 }
 
 /* The kernel has connected (or loopback has, while the program is told EINPROGRESS). 0 or an errno. */
-static int offered(int fd, int slot, u64 cookie, u32 to)
+static int offered(int fd, int slot, u64 cookie, u32 to, int must)
 {
 	struct diag d;
 	struct sock *s;
@@ -206,6 +250,8 @@ static int offered(int fd, int slot, u64 cookie, u32 to)
 	s = sock_new(fd, 0, S_OFFERED);
 	if (!s)
 		return take_back(fd, slot, cookie, R_MEMORY) ? 0 : ECONNREFUSED;
+	if (must)
+		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
 	s->b->slot = (u32)slot;
 	s->offered_to = to + 1;
 	s->b->peer_cookie = d.cookie;
@@ -215,7 +261,7 @@ static int offered(int fd, int slot, u64 cookie, u32 to)
 	return 0;
 }
 
-/* SMCR_MODE=require: the program learns from connect that there is no SMC-R. */
+/* SMC-R is required: the program learns from connect that there is no SMC-R. */
 static int insist(int fd)
 {
 	struct sock *s = kind_of(fd) == FD_SOCK ? sock_get(fd, 0) : 0;
@@ -250,15 +296,16 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		return -1;
 	}
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN;
-	u32 why = R_NONE, to = 0;
-	int slot = sa ? offer(fd, sa, len, &cookie, &to, &why) : -1;
+	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
+	u32 to = 0;
+	int slot = sa ? offer(fd, sa, len, &cookie, &to, &v) : -1, must = v.use == USE_REQUIRE;
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
 
 	if (slot >= 0) {
 		if (r == 0 || e == EINPROGRESS) {
-			int bad = offered(fd, slot, cookie, to);
+			int bad = offered(fd, slot, cookie, to, must);
 			if (bad) {
 				errno = bad;
 				return -1;
@@ -267,12 +314,12 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 			reg_withdraw(slot, cookie);
 			reg_done(slot, cookie);
 		}
-	} else if (why && (r == 0 || e == EINPROGRESS)) {
-		plain(fd, why);
+	} else if (v.reason && (r == 0 || e == EINPROGRESS)) {
+		plain(fd, v.reason);
 	}
 	if ((r == 0 || e == EINPROGRESS) && (unsigned)fd < FD_MAX && atomic_load_explicit(&S->fd_early[fd], memory_order_relaxed) && !borrowed())
 		atomic_store_explicit(&S->fd_early[fd], 0, memory_order_relaxed);
-	if (S->mode == MODE_REQUIRE && fresh && (r == 0 || e == EINPROGRESS) && sa &&
+	if (must && fresh && (r == 0 || e == EINPROGRESS) && sa &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);
 	errno = e;

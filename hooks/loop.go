@@ -94,6 +94,7 @@ func newLoop(sh *C.struct_shim) (*loop, error) {
 		gid[i] = byte(sh.gid[i])
 	}
 	l.peers[gid] = C.SELF_PEER
+	loadRules(sh, l.log)
 	lim := newLimits(sh)
 	dev, err := shm.New(shm.Config{FD: int(sh.dgram), GID: gid, Hide: lim.hide, CloseFD: lim.closeFD, Foreign: l.datagram})
 	if err != nil {

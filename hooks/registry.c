@@ -79,7 +79,7 @@ static u64 own_of(const struct registry *r)
 
 /* ---- small things ---- */
 
-static const char *env(const char *name)
+const char *shim_env(const char *name)
 {
 	size_t n = strlen(name);
 
@@ -305,7 +305,7 @@ static int page_make(struct registry *r, int dir, const char comm[16])
 
 	if (!fresh)
 		own_drop(r, 1);
-	const char *report = env("SMCR_REPORT_DIR");
+	const char *report = shim_env("SMCR_REPORT_DIR");
 	if (report && strlen(report) < 256) {
 		char to[256 + 64];
 		strcpy(to, report);
@@ -557,7 +557,7 @@ static int table_map(struct registry *r, int dir)
 
 static int dir_open(struct registry *r)
 {
-	const char *d = env("SMCR_RUN_DIR");
+	const char *d = shim_env("SMCR_RUN_DIR");
 	struct stat st;
 
 	if (d && strlen(d) >= sizeof r->dir)
@@ -669,6 +669,21 @@ static int reg_open(struct registry *r)
 	sys(SYS_close, dir);
 	__atomic_store_n(&r->pid, err ? 0 : pid, __ATOMIC_RELEASE);
 	return err;
+}
+
+int reg_dir(void)
+{
+	struct registry *r = reg_mine();
+	int nested = r ? lk_lock(&r->lk) : 0, dir = r ? -R_REGISTRY : -R_MEMORY;
+
+	if (r && !nested && !r->left && !(r->t && uid_changed(r))) {
+		if (!r->t)
+			r->uid = (u32)sys(SYS_geteuid);
+		dir = dir_open(r);
+	}
+	if (r)
+		lk_unlock(&r->lk, nested);
+	return dir;
 }
 
 int reg_ready(void)

@@ -54,7 +54,7 @@ enum fd_kind {
 /* X(symbol, word shown to people). Order is ABI of the process page: append only. */
 #define SMCR_REASONS(X)                                                                                   \
 	X(NONE, "none")				  /* SMC-R, or undecided */                               \
-	X(OFF, "off")				  /* SMCR_MODE=off or a rule */                           \
+	X(OFF, "off")				  /* SMCR_MODE=off */                                     \
 	X(NO_LISTENER, "peer-not-offering")	  /* client: no listener of ours at that address */       \
 	X(NO_CLIENT, "client-not-offering")	  /* server: the peer's socket offered nothing */         \
 	X(UNCLAIMED, "not-claimed")		  /* client: accepted by somebody who did not claim */    \
@@ -78,7 +78,9 @@ enum fd_kind {
 	X(REMOTE, "not-local")			  /* no provider reaches that peer */                     \
 	X(EPOLL_EARLY, "epoll-before-connect")	  /* registered in an epoll set before connect */         \
 	X(EXEC, "exec")				  /* established before an exec: the new image lacks it */ \
-	X(HASTE, "short-connections")		  /* client: those to this listener end too soon */
+	X(HASTE, "short-connections")		  /* client: those to this listener end too soon */            \
+	X(RULE, "rule")				  /* a rule says so */                                    \
+	X(RULES_BAD, "bad-rules-file")		  /* the rules file cannot be used */
 enum smcr_reason {
 #define X(s, w) R_##s,
 	SMCR_REASONS(X)
@@ -179,6 +181,7 @@ struct lk {
 #define BF_STAGE_FULL 256u /* a sender waits for staging to empty */
 #define BF_SHUT_LATER 1024u /* BF_SHUT_WR came before the decision: the FIN is sent behind the staged bytes */
 #define BF_LOST 2048u	   /* established, and another image has the socket and not the rings: by exec (map_lost) or in a message */
+#define BF_REQUIRE 4096u   /* SMC-R, or the program sees a reset connection */
 #define BF_BROKEN 512u	   /* the peer broke the protocol: reads and writes fail with ECONNABORTED/ECONNRESET */
 
 struct block {
@@ -242,6 +245,32 @@ struct proc_page {
 	u32 pidns;		  /* inode of the pid namespace that pid belongs to, 0 = unknown */
 };
 _Static_assert(sizeof(struct proc_page) <= 4096 && R_COUNT <= 64, "one page");
+
+/* ---- the rules file, compiled ------------------------------------------------------------------------ */
+
+/* Made by package rules, which knows what the fields mean; a file in the run directory, read by processes that are COLD. */
+enum rule_use { USE_SMC = 0, USE_TCP = 1, USE_REQUIRE = 2 };
+#define RULE_CLIENT 1u
+#define RULE_SERVER 2u
+#define RULES_MAX 4096
+#define RULES_MAGIC 0x454c5552u
+struct rule {
+	u8 use, roles, eager, shm;
+	u16 family; /* 0 = any peer */
+	u8 bits;
+	u16 first, last; /* ports */
+	u32 line;
+	u8 addr[16];
+	char program[160]; /* empty = any */
+};
+struct rules {
+	u32 magic, abi, n, bad;
+	u64 source[6];	   /* rules_source */
+	/* of the process that reads it: */
+	char path[512]; /* of the executable; empty = not known */
+	char name[256]; /* by which the program was started: redis-server may be a link to redis-check-rdb */
+	struct rule rule[];
+};
 
 /* ---- this process ----------------------------------------------------------------------------------- */
 
@@ -362,6 +391,7 @@ struct shim {
 	struct proc_page *proc; /* 0 until the first TCP socket matters */
 	int procfd;
 	struct registry *reg;
+	_Atomic(const struct rules *) rules; /* 0 = nobody has asked yet, or they cannot be known yet */
 	_Atomic u32 sock_hint;
 	_Atomic u32 sock_top; /* sock[i] was never used for i >= this */
 	u32 profile;	   /* enum smcr_profile */
@@ -555,9 +585,29 @@ void epoll_forked(void) HIDDEN; /* child of fork, after lane_forked */
 /* poll or select is about to look at this fd, which may be a set: 1 = use slices, 2 = readable by what is ours. */
 int epoll_polled(int epfd) HIDDEN;
 
+/* ---- rules.c: what the rules file says ------------------------------------------------------------------------- */
+
+struct place; /* registry.h */
+struct verdict {
+	u32 use;    /* enum rule_use */
+	u32 reason; /* not 0: plain TCP, for that reason */
+	u32 eager;  /* negotiate at accept */
+};
+void rules_load(void) HIDDEN; /* nothing, or what the first of the following would do first */
+int rules_listen(int fd) HIDDEN; /* 0 = some client may get SMC-R, or -reason */
+void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v) HIDDEN;
+void rules_accepted(int fd, struct verdict *v) HIDDEN;
+void rules_decide(const struct rules *t, u32 role, u16 port, const struct place *peer, struct verdict *v) HIDDEN; /* peer 0: any */
+/* What the rules would be read from: 0 = nothing, 1 = `id` identifies it, another id is another text. */
+int rules_source(u64 id[6]) HIDDEN;
+/* For the engine: a compiled table of that source, for this process and, if it is `lasting`, for those to come. */
+void rules_keep(const void *table, u64 size, const u64 id[6], int lasting) HIDDEN;
+
 /* ---- registry.c: the host registry and sock_diag ------------------------------------------------------------------ */
 
 enum reg_state { REG_FREE = 0, REG_OFFERED = 1, REG_CLAIMED = 2, REG_WITHDRAWN = 3 };
+int reg_dir(void) HIDDEN;   /* the run directory, opened and found to be ours; or -reason */
+const char *shim_env(const char *name) HIDDEN; /* a SMCR_ variable as the program was started with it; 0 = none, or empty */
 int reg_ready(void) HIDDEN; /* maps the tables, makes the process page; 0 or -errno */
 int reg_listen(int fd) HIDDEN;	  /* publishes a listening socket */
 void reg_unlisten(int fd) HIDDEN;

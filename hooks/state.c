@@ -58,7 +58,7 @@ static void decided_tcp(struct sock *s, u32 reason, u32 diagnosis)
 	atomic_store(&s->b->reason, reason);
 	s->b->diagnosis = diagnosis;
 	count_tcp(reason);
-	if (S->mode == MODE_REQUIRE)
+	if (atomic_load(&s->b->flags) & BF_REQUIRE)
 		tcp_reset(s->fd);
 }
 

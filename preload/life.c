@@ -97,16 +97,22 @@ BOOT void life_init(void)
 /*
  * What a runtime of ours is started with: the program's name, the SMCR_ variables and the auxiliary vector, in our own
  * memory. The program may have overwritten its environment by then, and its GOMAXPROCS or GODEBUG are not meant for us.
+ * 0 = a variable did not fit.
  */
-BOOT static void keep_boot(char **argv, char **envp)
+BOOT static int keep_boot(char **argv, char **envp)
 {
 	const u32 words = sizeof S->boot / sizeof *S->boot;
 	u64 at = 0, *w = S->boot;
 	u32 n = 0;
+	int all = 1;
 
-	for (char **e = argv && *argv ? argv : envp; e && *e && n < words / 2; e++) {
+	for (char **e = argv && *argv ? argv : envp; e && *e; e++) {
 		u64 len = strlen(*e) + 1;
-		if ((n == 0 || !strncmp(*e, "SMCR_", 5)) && at + len <= sizeof S->boot_text) {
+		if (n && strncmp(*e, "SMCR_", 5))
+			continue;
+		if (n >= words / 2 || at + len > sizeof S->boot_text) {
+			all = all && !n;
+		} else {
 			w[n++] = (u64)memcpy(S->boot_text + at, *e, len);
 			at += len;
 		}
@@ -129,6 +135,7 @@ BOOT static void keep_boot(char **argv, char **envp)
 	}
 	w[n++] = 0; /* AT_NULL */
 	w[n] = 0;
+	return all;
 }
 
 /* From boot/boot_amd64.s, in .init_array: the only thing of ours that runs when a program is loaded. */
@@ -140,8 +147,10 @@ BOOT void smcr_boot(int argc, char **argv, char **envp, const struct runtime *rt
 	life_early();
 	real_find();
 	(void)argc;
-	keep_boot(argv, envp);
+	int all = keep_boot(argv, envp);
 	read_environment(S->envp);
+	if (!all)
+		S->mode = MODE_OFF; /* the one that did not fit may have said so */
 	if (S->life->report && S->mode != MODE_OFF)
 		reg_ready(); /* without a run directory there is no report; nothing else depends on it here */
 	if (S->life->held && S->mode != MODE_OFF) {

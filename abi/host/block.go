@@ -38,9 +38,12 @@ const (
 	Punched                     // the tx ring's pages were given back
 	StageFull                   // a sender waits for staging to empty
 	Broken                      // the peer broke the protocol
+	ShutLater                   // the program shut down writing before the decision
+	Lost                        // established, and another image has the socket and not the rings
+	Require                     // SMC-R, or the connection fails
 )
 
-var flagWords = []string{"shut-rd", "shut-wr", "fin", "gone", "reset", "nonblock", "timeo", "punched", "stage-full", "broken"}
+var flagWords = []string{"shut-rd", "shut-wr", "fin", "gone", "reset", "nonblock", "timeo", "punched", "stage-full", "broken", "shut-later", "lost", "require"}
 
 func (f Flags) String() string {
 	var set []string
@@ -70,8 +73,8 @@ func (r Role) String() string { return name(roleWords, uint32(r)) }
 
 // Address families as Linux numbers them: a block outlives the process that wrote it, and this package imports nothing of it.
 const (
-	afInet  = 2
-	afInet6 = 10
+	AFInet  = 2
+	AFInet6 = 10
 )
 
 // BlockSize is the size of one block.
@@ -151,9 +154,9 @@ func (b *Block) ProviderName() string { return cString(b.Provider[:]) }
 
 func addrPort(family uint16, a [16]byte, port uint16) netip.AddrPort {
 	switch family {
-	case afInet:
+	case AFInet:
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(a[:4])), port)
-	case afInet6:
+	case AFInet6:
 		return netip.AddrPortFrom(netip.AddrFrom16(a), port)
 	}
 	return netip.AddrPort{}

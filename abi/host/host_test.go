@@ -11,7 +11,7 @@ func TestABlockSurvivesAppendAndDecode(t *testing.T) {
 		State: Active, Flags: FIN | ShutWR, Gen: 7, Role: Server, Reason: ReasonNone, Diagnosis: 0x03010000, SoError: -1, Procs: 2,
 		Lock: 1, RxLock: 2, TxLock: 3, Arm: 1, Cookie: 11, PeerCookie: 12, StageLen: 13, StageDone: 14, RcvTimeoUS: -15,
 		SndTimeoUS: 16, RcvLowat: 17, Slot: 31, RxSize: 1 << 18, TxSize: 1 << 19, RxToken: 18, TxToken: 19, RMB: 20, RMBE: 21, Peer: 22,
-		LinkGroup: 23, TxBytes: 1 << 40, RxBytes: 25, FD: 26, PID: 27, Family: afInet, LocalPort: 28, PeerPort: 29,
+		LinkGroup: 23, TxBytes: 1 << 40, RxBytes: 25, FD: 26, PID: 27, Family: AFInet, LocalPort: 28, PeerPort: 29,
 		LocalAddr: [16]byte{127, 0, 0, 1}, PeerAddr: [16]byte{10, 1, 2, 3}, Provider: [16]byte{'s', 'h', 'm'}, SinceNS: 30,
 	}
 	b := want.Append([]byte("before"))
@@ -51,7 +51,7 @@ func TestAPageSurvivesAppendAndDecode(t *testing.T) {
 }
 
 func TestAddressesAndNames(t *testing.T) {
-	b := Block{Family: afInet6, LocalPort: 80, PeerPort: 81}
+	b := Block{Family: AFInet6, LocalPort: 80, PeerPort: 81}
 	b.LocalAddr[15] = 1
 	b.PeerAddr = [16]byte{0: 0xfe, 1: 0x80, 15: 2}
 	full := Block{Family: 99, Provider: [16]byte([]byte("sixteen-letters!"))}

@@ -64,7 +64,10 @@ func check(t *testing.T, facts []fact) {
 
 func TestStructuresAreThoseOfTheHeader(t *testing.T) {
 	var facts []fact
-	for c, typ := range map[string]reflect.Type{"proc_page": reflect.TypeFor[ProcPage](), "block": reflect.TypeFor[Block]()} {
+	for c, typ := range map[string]reflect.Type{
+		"proc_page": reflect.TypeFor[ProcPage](), "block": reflect.TypeFor[Block](),
+		"rules": reflect.TypeFor[Rules](), "rule": reflect.TypeFor[Rule](),
+	} {
 		facts = append(facts, fact{"sizeof(struct " + c + ")", uint64(typ.Size())})
 		for i := range typ.NumField() {
 			f := typ.Field(i)
@@ -90,8 +93,11 @@ func TestValuesAreThoseOfTheHeader(t *testing.T) {
 		{"BF_SHUT_RD", uint64(ShutRD)}, {"BF_SHUT_WR", uint64(ShutWR)}, {"BF_FIN", uint64(FIN)}, {"BF_GONE", uint64(Gone)},
 		{"BF_RESET", uint64(Reset)}, {"BF_NONBLOCK", uint64(NonBlock)}, {"BF_TIMEO", uint64(Timeo)},
 		{"BF_PUNCHED", uint64(Punched)}, {"BF_STAGE_FULL", uint64(StageFull)}, {"BF_BROKEN", uint64(Broken)},
+		{"BF_SHUT_LATER", uint64(ShutLater)}, {"BF_LOST", uint64(Lost)}, {"BF_REQUIRE", uint64(Require)},
+		{"USE_SMC", uint64(UseSMC)}, {"USE_TCP", uint64(UseTCP)}, {"USE_REQUIRE", uint64(UseRequire)},
+		{"RULE_CLIENT", uint64(RoleClient)}, {"RULE_SERVER", uint64(RoleServer)}, {"RULES_MAGIC", RulesMagic}, {"RULES_MAX", RulesMax},
 		{"ENG_COLD", uint64(Cold)}, {"ENG_STARTING", uint64(Starting)}, {"ENG_READY", uint64(Ready)}, {"ENG_DEAD", uint64(Dead)},
-		{"AF_INET", afInet}, {"AF_INET6", afInet6},
+		{"AF_INET", AFInet}, {"AF_INET6", AFInet6},
 		{"R_COUNT", uint64(len(reasonWords))},
 	})
 }

@@ -29,6 +29,8 @@ const (
 	ReasonEpollEarly  Reason = 23
 	ReasonExec        Reason = 24
 	ReasonHaste       Reason = 25
+	ReasonRule        Reason = 26
+	ReasonRulesBad    Reason = 27
 )
 
 var reasonWords = [...]string{
@@ -58,4 +60,6 @@ var reasonWords = [...]string{
 	23: "epoll-before-connect",
 	24: "exec",
 	25: "short-connections",
+	26: "rule",
+	27: "bad-rules-file",
 }

@@ -76,7 +76,7 @@ func newRoot() *cobra.Command {
 		return failure(exitUsage, "%v: see %s --help", err, c.CommandPath())
 	})
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newRun(), newSS(), newEnable(), newDisable(), newStatus(), newVersion())
+	root.AddCommand(newRules(), newRun(), newSS(), newEnable(), newDisable(), newStatus(), newVersion())
 	root.SetHelpCommand(&cobra.Command{
 		Use:   "help [COMMAND]",
 		Short: "Explain a command",

@@ -81,9 +81,11 @@ func (o *runOptions) run(args []string, stderr io.Writer) error {
 	case o.off:
 		env = setenv(env, "SMCR_MODE", "off")
 	}
-	if dir := os.Getenv("SMCR_RUN_DIR"); dir != "" { // the program may change its directory
-		if dir, err = filepath.Abs(dir); err == nil {
-			env = setenv(env, "SMCR_RUN_DIR", dir)
+	for _, name := range []string{"SMCR_RUN_DIR", "SMCR_CONFIG"} { // the program may change its directory
+		if path := os.Getenv(name); path != "" {
+			if path, err = filepath.Abs(path); err == nil {
+				env = setenv(env, name, path)
+			}
 		}
 	}
 	for _, w := range warnings(env, o.report == "") {
@@ -104,6 +106,9 @@ func (o *runOptions) run(args []string, stderr io.Writer) error {
 // program's stderr is the program's.
 func warnings(env []string, withDir bool) []string {
 	found := host.CheckEnvironment(env)
+	if w := rulesWarning(env); w != "" {
+		found = append(found, w)
+	}
 	if !withDir {
 		return found // a report needs the directory itself
 	}

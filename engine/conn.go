@@ -95,7 +95,8 @@ func (c *Conn) wait() time.Duration {
 	case fsm.Queued, fsm.AwaitServerRMB, fsm.AwaitClientRMB:
 		// The peer waits for our CLC message all the while, with its own timer running.
 		return t.CLC / 2
-	case fsm.AwaitPeerRMB, fsm.RequestPosted, fsm.AwaitReply:
+	case fsm.AwaitPeerRMB, fsm.RequestPosted, fsm.AwaitReply, fsm.Declined:
+		// §C.7: time enough for some retransmissions of a Decline.
 		return t.LLC
 	case fsm.AddingLink:
 		// The exchange has timers of its own; together they never take that long.
@@ -121,6 +122,7 @@ func (c *Conn) step(ev fsm.HandshakeEvent) error {
 		l.Uint64("conn", uint64(c.id)).Stringer("role", c.role).
 			Stringer("from", c.state).Stringer("to", next).Stringer("ev", ev).Msg("handshake")
 	}
+	was := c.state
 	c.state = next
 	c.e.timers.stop(&c.timer)
 	if d := c.wait(); d > 0 {
@@ -128,7 +130,9 @@ func (c *Conn) step(ev fsm.HandshakeEvent) error {
 	}
 	switch next {
 	case fsm.Declining:
-		c.decline()
+		c.decline(was)
+	case fsm.Declined:
+		c.leaveGroup()
 	case fsm.Established:
 		c.connStep(fsm.Open)
 		c.openStream()
@@ -205,15 +209,19 @@ func (c *Conn) lost() {
 	c.step(fsm.LinkLost)
 }
 
-// decline sends the Decline that c.code asks for.
-func (c *Conn) decline() {
+// decline sends the Decline that c.code asks for, in place of what was due in that state.
+func (c *Conn) decline(in fsm.Handshake) {
 	m := clc.Decline{Version: smc.V1, OutOfSync: c.outOfSync, PeerID: c.e.cfg.PeerID, Diagnosis: c.code}
 	if !c.send(m.Append(nil)) {
 		return
 	}
 	c.declined = true
 	c.e.count.Declined[c.code]++
-	c.step(fsm.DeclineSent)
+	ev := fsm.DeclineSent
+	if in.PeerMayDecline() && !c.port.mapped() {
+		ev = fsm.MayCross
+	}
+	c.step(ev)
 }
 
 // send hands a CLC message to TCP; on failure the connection is broken.
@@ -233,6 +241,11 @@ func (c *Conn) end() {
 		c.e.count.Broken++
 	}
 	c.e.outbox = append(c.e.outbox, notice{c: c, to: c.state})
+	c.leaveGroup()
+}
+
+// leaveGroup gives back what belongs to the link group.
+func (c *Conn) leaveGroup() {
 	if c.queue != nil {
 		c.queue.queue = without(c.queue.queue, c)
 		c.queue = nil
@@ -279,7 +292,9 @@ func (c *Conn) release() {
 	delete(g.byToken, c.token)
 	delete(g.conns, c.id)
 	c.closing, c.group, c.link, c.local, c.remote, c.stream = false, nil, nil, element{}, nil, nil
-	c.forget()
+	if c.state.Done() {
+		c.forget()
+	}
 	g.quiet()
 }
 
@@ -330,7 +345,9 @@ func (c *Conn) CLC(b []byte, now Instant) {
 	}
 	h, err := clc.Peek(b)
 	if err != nil {
-		c.broken(err)
+		if c.step(fsm.RecvData) != nil {
+			c.broken(err)
+		}
 		return
 	}
 	switch h.Type {

@@ -86,7 +86,7 @@ func random(s *sim) {
 			return false, 0
 		}
 		if st.what == clc.TypeDecline.String() {
-			// One that takes longer than the timers differ may cross the peer's.
+			// Who has declined looks out for the peer's Decline for as long as LLC may take, not longer.
 			return false, time.Duration(d.Int64N(int64(time.Second)))
 		}
 		return d.IntN(2) == 0, time.Duration(d.Int64N(int64(late)))

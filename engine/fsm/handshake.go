@@ -18,7 +18,7 @@ package fsm
 //	  │ second link tried│                     │ reply           │
 //	Established ◄────────┘                   AddingLink          │
 //	                                           │ second link tried
-//	Declining ─► Fallback (TCP)              Established ◄───────┘
+//	Declining ─► (Declined ─►) Fallback      Established ◄───────┘
 //	Broken (the TCP connection ends)
 //
 // Two Declines that cross would end up in the data of both programs. During CLC the rule is in §C.1: a Decline takes
@@ -28,6 +28,10 @@ package fsm
 // the engine raises Failed again when it is ours. A client whom the server leaves waiting breaks the connection, as
 // §C.7 says. While the second link is being tried (§3.5.1.6) nobody declines any more; a Decline may still come from a
 // client whose CONFIRM LINK response arrived although it looked lost. After Accept or Confirm of a subsequent contact there is no way back.
+//
+// Where the turn is a matter of time, because the server cannot know whether its request arrived, two Declines may cross
+// all the same, and a peer that goes by §C.2 alone does not know of turns. So who has declined there looks at what comes
+// next on the TCP connection before the program gets it: the peer's Decline is taken off.
 
 // Handshake is the state of the negotiation for one TCP connection.
 type Handshake uint8
@@ -55,6 +59,7 @@ const (
 	AddingLink // both, first contact: the link is confirmed, a second one is being tried
 
 	Declining   // a Decline is being sent
+	Declined    // it was sent; the peer may have sent one as well
 	Established // SMC-R carries the data
 	Fallback    // TCP carries the data
 	Broken      // the TCP connection has to end
@@ -66,7 +71,7 @@ var handshakeNames = []string{
 	LinkReceived: "LinkReceived", ReplyPosted: "ReplyPosted", AwaitClientRMB: "AwaitClientRMB",
 	AwaitProposal: "AwaitProposal", Choosing: "Choosing", Queued: "Queued",
 	AwaitServerRMB: "AwaitServerRMB", AwaitFirstConfirm: "AwaitFirstConfirm", AwaitConfirm: "AwaitConfirm",
-	AwaitPeerRMB: "AwaitPeerRMB", RequestPosted: "RequestPosted", AwaitReply: "AwaitReply", AddingLink: "AddingLink", Declining: "Declining",
+	AwaitPeerRMB: "AwaitPeerRMB", RequestPosted: "RequestPosted", AwaitReply: "AwaitReply", AddingLink: "AddingLink", Declining: "Declining", Declined: "Declined",
 	Established: "Established", Fallback: "Fallback", Broken: "Broken",
 }
 
@@ -85,6 +90,7 @@ const (
 	RecvConfirm
 	RecvDecline
 	RecvGarbage // not a CLC message, or not a legal one
+	RecvData    // not a CLC message, where the program's bytes may come
 	RecvEOF
 
 	FirstContact  // server: Accept with F goes out
@@ -102,17 +108,18 @@ const (
 	Failed      // something on this side did not work, or the program wants TCP
 	Timeout     // the timer of this state
 	TurnOver    // client: after a failure the server would have declined by now, if it wanted to
-	DeclineSent // the Decline went out
+	DeclineSent // the Decline went out, and the peer cannot have sent one
+	MayCross    // the Decline went out; perhaps one of the peer's is on its way
 	SendFailed  // TCP did not take a CLC message
 	handshakeEvents
 )
 
 var handshakeEventNames = []string{
 	Connect: "Connect", Listen: "Listen", RecvProposal: "RecvProposal", RecvFirstAccept: "RecvFirstAccept",
-	RecvAccept: "RecvAccept", RecvConfirm: "RecvConfirm", RecvDecline: "RecvDecline", RecvGarbage: "RecvGarbage", RecvEOF: "RecvEOF",
+	RecvAccept: "RecvAccept", RecvConfirm: "RecvConfirm", RecvDecline: "RecvDecline", RecvGarbage: "RecvGarbage", RecvData: "RecvData", RecvEOF: "RecvEOF",
 	FirstContact: "FirstContact", FirstPending: "FirstPending", Subsequent: "Subsequent", ConfirmSent: "ConfirmSent",
 	RMBReady: "RMBReady", PeerRMBReady: "PeerRMBReady", RecvLink: "RecvLink", RecvLinkReply: "RecvLinkReply", LinkSent: "LinkSent", LinksReady: "LinksReady",
-	LinkLost: "LinkLost", Failed: "Failed", Timeout: "Timeout", TurnOver: "TurnOver", DeclineSent: "DeclineSent", SendFailed: "SendFailed",
+	LinkLost: "LinkLost", Failed: "Failed", Timeout: "Timeout", TurnOver: "TurnOver", DeclineSent: "DeclineSent", MayCross: "MayCross", SendFailed: "SendFailed",
 }
 
 func (e HandshakeEvent) String() string { return name(handshakeEventNames, uint8(e)) }
@@ -191,7 +198,12 @@ var handshakeTable = [handshakes][handshakeEvents]Handshake{
 		RecvGarbage: Broken, RecvEOF: Broken,
 	},
 
-	Declining: {DeclineSent: Fallback, SendFailed: Broken, RecvGarbage: Broken, RecvEOF: Broken, Failed: stay, LinkLost: stay},
+	Declining: {DeclineSent: Fallback, MayCross: Declined, SendFailed: Broken, RecvGarbage: Broken, RecvEOF: Broken, Failed: stay, LinkLost: stay},
+	// A program that cannot wait takes the risk.
+	Declined: {
+		RecvDecline: Fallback, RecvData: Fallback, RecvEOF: Fallback, Timeout: Fallback, Failed: Fallback, RecvGarbage: Broken,
+		LinkSent: stay, LinkLost: stay,
+	},
 	// What comes after the end belongs to others: late completions, timers that had fired, the program that gives up.
 	Established: {Failed: stay, Timeout: stay, LinkSent: stay, LinkLost: stay, RecvGarbage: Broken, RecvEOF: stay},
 	Fallback:    {Failed: stay, Timeout: stay, LinkSent: stay, LinkLost: stay, RecvEOF: stay},
@@ -216,19 +228,10 @@ func (s Handshake) Done() bool { return s == Established || s == Fallback || s =
 // CanDecline: a failure now leads to a Decline at once; elsewhere it waits, or is too late.
 func (s Handshake) CanDecline() bool { return handshakeCell(s, Failed) == Declining }
 
-// FirstContact: this connection forms a link group.
-func (s Handshake) FirstContact() bool {
+// PeerMayDecline: while this side declines here, the peer may do so too (RFC 7609 §C.2).
+func (s Handshake) PeerMayDecline() bool {
 	switch s {
-	case Joining, AwaitConfirmLink, LinkReceived, ReplyPosted, AwaitFirstConfirm, AwaitPeerRMB, RequestPosted, AwaitReply, AddingLink:
-		return true
-	}
-	return false
-}
-
-// WaitsForCLC: the peer has the word on the TCP connection.
-func (s Handshake) WaitsForCLC() bool {
-	switch s {
-	case AwaitAccept, AwaitProposal, AwaitFirstConfirm, AwaitConfirm:
+	case LinkReceived, ReplyPosted, RequestPosted:
 		return true
 	}
 	return false

@@ -37,6 +37,23 @@ func TestStreamsOverOneLink(t *testing.T) {
 	}
 }
 
+// A host whose peers speak both dialects uses to each its own, also when another one opens the connection.
+func TestPeersOfBothDialects(t *testing.T) {
+	mustSimulate(t, "both", simOptions{rnics: [2]int{2, 2}, hosts: 3, mixed: true}, func(s *sim) {
+		a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+		for _, pair := range [][2]*simHost{{a, b}, {a, c}, {c, a}, {b, c}, {b, a}} {
+			x, y := s.dial(pair[0], pair[1], [2]int{200_000, 150_000})
+			x.stay, y.stay = true, true
+		}
+		s.run(longest, s.allOver)
+		for _, x := range s.ends {
+			if x.outcome() != "smc" || x.got != x.peer.size || x.c.group.dialect != s.dialect(x.h, x.peer.h) || len(x.c.group.links) != 2 {
+				s.failf("%s%d: %s, got %d of %d", x.h.name, x.id, x.outcome(), x.got, x.peer.size)
+			}
+		}
+	})
+}
+
 // breakQP breaks the queue pair of a link.
 func (l *Link) breakQP() { l.dev.(*simfab.Device).BreakQP(l.qp.QPN()) }
 
@@ -44,7 +61,7 @@ func (l *Link) breakQP() { l.dev.(*simfab.Device).BreakQP(l.qp.QPN()) }
 func TestEveryStepFailsOver(t *testing.T) {
 	for _, o := range []simOptions{{rnics: [2]int{2, 2}}, {rnics: [2]int{2, 2}, rfc: true}} {
 		for _, gap := range []time.Duration{0, 5 * time.Microsecond, 15 * time.Microsecond, 300 * time.Microsecond, -15 * time.Microsecond} {
-			for n := 0; ; n++ {
+			for n := 0; ; n += stride {
 				fired := false
 				mustSimulate(t, fmt.Sprintf("step %d, %v between both sides, rfc %t", n, gap, o.rfc), o, func(s *sim) {
 					fired = false
@@ -146,7 +163,7 @@ func TestValidationWaitsForWhatHasArrived(t *testing.T) {
 
 // Connections leave a link that works, and come back, while bytes flow: nothing of the order is lost.
 func TestRebalance(t *testing.T) {
-	for n := range 60 {
+	for n := 0; n < 60; n += stride {
 		mustSimulate(t, fmt.Sprint("step ", n), simOptions{rnics: [2]int{2, 2}, elements: [2]int{8, 8}}, func(s *sim) {
 			s.staying(4, 100)
 			first := s.steps + n

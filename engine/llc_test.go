@@ -26,19 +26,20 @@ type overheard struct {
 }
 
 // change has another message arrive.
-func (o overheard) change(m llc.Message) { copy(o.e.Msg, m.Append(o.from.s.dialect(), nil)) }
+func (o overheard) change(m llc.Message) { copy(o.e.Msg, m.Append(o.link.g.dialect, nil)) }
 
 // overhear writes down all LLC messages and asks fn, if there is one, what becomes of each.
 func (s *sim) overhear(fn func(overheard) (simfab.Verdict, time.Duration)) *[]string {
 	var lines []string
 	s.fab.Filter = func(e simfab.Event) simfab.Verdict {
 		v := s.filter(e)
-		m, err := llc.Decode(s.dialect(), e.Msg)
+		from, _ := s.device(e.From)
+		to, _ := s.device(e.To)
+		m, err := llc.Decode(s.dialect(from, to), e.Msg)
 		if v != simfab.Deliver || e.Op != verbs.OpSend || err != nil {
 			return v
 		}
-		o := overheard{m: m, e: e, text: string(e.From[:1]) + " " + brief(m)}
-		o.from, _ = s.device(e.From)
+		o := overheard{from: from, m: m, e: e, text: from.name + " " + brief(m)}
 		for _, p := range o.from.e.ports {
 			if l := p.links[e.Src]; l != nil && p.attr.GID == e.From {
 				o.link = l

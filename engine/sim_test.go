@@ -53,7 +53,8 @@ type simOptions struct {
 	elements [2]int
 	mapped   bool
 	idle     time.Duration // Timeouts.Idle
-	rfc      bool          // both sides speak as RFC 7609 is written, since neither is told otherwise
+	rfc      bool          // all speak as RFC 7609 is written, since nobody is told otherwise
+	mixed    bool          // the last host does so, the others among themselves as Linux
 	random   bool          // latencies, order
 	trace    bool
 	skip     map[int]bool // of what happens at random: planned, and from firstStep on to messages
@@ -131,8 +132,10 @@ func (s *sim) tell(format string, args ...any) {
 }
 
 func (s *sim) since() time.Duration { return time.Since(s.start) }
-func (s *sim) dialect() smc.Dialect {
-	if s.rfc {
+
+// dialect is what two hosts speak.
+func (s *sim) dialect(a, b *simHost) smc.Dialect {
+	if last := s.hosts[len(s.hosts)-1]; s.rfc || s.mixed && (a == last || b == last) {
 		return smc.RFC
 	}
 	return smc.Linux
@@ -324,16 +327,19 @@ func (s *sim) filter(e simfab.Event) simfab.Verdict {
 		}
 	} else if e.Op == verbs.OpSend {
 		step.llc, step.what = true, "llc"
-		if m, err := llc.Decode(s.dialect(), e.Msg); err == nil {
+		d := s.dialect(step.from, step.to)
+		if m, err := llc.Decode(d, e.Msg); err == nil {
 			step.what = m.Head().Type.String()
 			s.kinds[step.what]++
 			if step.what != llc.TypeTestLink.String() {
 				tell(m)
 			}
-			if c, ok := m.(*llc.ConfirmLink); ok && s.rfc {
-				// Without the flag of Linux each side takes the other for one that follows the RFC.
-				c.NoEyeCatcher = false
-				copy(e.Msg, c.Append(smc.RFC, nil))
+			if c, ok := m.(*llc.ConfirmLink); ok {
+				if s.kinds[d.String()]++; d == smc.RFC {
+					// Without the flag of Linux each side takes the other for one that follows the RFC.
+					c.NoEyeCatcher = false
+					copy(e.Msg, c.Append(smc.RFC, nil))
+				}
 			}
 		}
 	} else {
@@ -878,6 +884,9 @@ func (s *sim) legal(h *simHost) {
 		if peer := s.hosts[g.key.id[1]]; g.state == groupActive && !peer.dead && len(g.links) < min(2, max(len(h.devs), len(peer.devs))) && !s.mapped {
 			s.failf("%s: group %d has %d links", h.name, g.id, len(g.links))
 		}
+		if peer := s.hosts[g.key.id[1]]; g.state == groupActive && g.dialect != s.dialect(h, peer) {
+			s.failf("%s: group %d speaks %s", h.name, g.id, g.dialect)
+		}
 		if g.state == groupActive && g.x.state != fsm.Quiet {
 			s.failf("%s: group %d is in %s for ever", h.name, g.id, g.x.state)
 		}
@@ -926,7 +935,7 @@ func (s *sim) mirrored(h *simHost, g *LinkGroup) {
 			}
 		}
 		// Linux goes on when there is no answer to DELETE RKEY.
-		if known != len(x.remotes) && s.rfc {
+		if known != len(x.remotes) && g.dialect == smc.RFC {
 			s.failf("%s: the peer knows %d RMBs of group %d on link %d, %d are there", h.name, len(x.remotes), g.id, l.num, known)
 		}
 	}

@@ -11,11 +11,12 @@ import (
 	"time"
 
 	"libsmcr/abi/clc"
+	"libsmcr/abi/smc"
 	"libsmcr/verbs/simfab"
 )
 
 var (
-	simSeeds = flag.Int("sim.seeds", 500, "how many random simulations")
+	simSeeds = flag.Int("sim.seeds", seeds, "how many random simulations")
 	simSeed  = flag.Uint64("sim.seed", 0, "only this one, with its trace")
 	simShow  = flag.Int("sim.show", 3, "of how many kinds of failures a trace is shown")
 	simTime  = flag.Duration("sim.time", 0, "as many as fit into this time, from a seed of their own")
@@ -187,8 +188,13 @@ func randomOptions(seed uint64) simOptions {
 	o.mapped = bits(8) == 0
 	o.rnics = [2]int{1 + bits(3), 1 + bits(3)}
 	o.elements = [2]int{1 + bits(4), 1 + bits(4)}
-	if !o.mapped && bits(2) == 0 {
-		o.rfc = true
+	if !o.mapped {
+		switch bits(5) {
+		case 0, 1:
+			o.rfc = true
+		case 2:
+			o.hosts, o.mixed = 3, true
+		}
 	}
 	return o
 }
@@ -226,6 +232,9 @@ func TestRandomFaults(t *testing.T) {
 		for k, v := range s.kinds {
 			messages[k] += v
 		}
+		if s.kinds[smc.RFC.String()] > 0 && s.kinds[smc.Linux.String()] > 0 {
+			messages["both dialects"]++
+		}
 		if len(s.failures) == 0 {
 			continue
 		}
@@ -245,12 +254,12 @@ func TestRandomFaults(t *testing.T) {
 	}
 	t.Logf("%d simulations, connections: %v, messages: %v", n, outcomes, messages)
 	for _, o := range []string{"smc", "fallback", "broken", "dead", "given up"} {
-		if n >= 500 && outcomes[o] == 0 {
+		if n >= seeds && outcomes[o] == 0 {
 			t.Errorf("no connection ends as %s", o)
 		}
 	}
-	for _, m := range []string{"CONFIRM LINK", "ADD LINK", "ADD LINK CONT", "DELETE LINK", "CONFIRM RKEY", "DELETE RKEY", "TEST LINK", "failover"} {
-		if n >= 500 && messages[m] == 0 {
+	for _, m := range []string{"CONFIRM LINK", "ADD LINK", "ADD LINK CONT", "DELETE LINK", "CONFIRM RKEY", "DELETE RKEY", "TEST LINK", "failover", smc.RFC.String(), smc.Linux.String(), "both dialects"} {
+		if n >= seeds && messages[m] == 0 {
 			t.Errorf("no %s", m)
 		}
 	}

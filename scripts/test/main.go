@@ -12,13 +12,14 @@ import (
 	"time"
 )
 
-// The race detector needs the packages without cgo; the black-box ring runs alone, so that nothing disturbs its clocks.
+// The race detector needs the packages without cgo, and sees a sample of the engine's simulations; all of them run without
+// it. The black-box ring runs alone, so that nothing disturbs its clocks.
 var stages = []struct {
 	name string
 	args []string
 }{
 	{"unit tests with the race detector", []string{"-race", "-shuffle=on", "./abi/...", "./engine/...", "./verbs/...", "./kernel/...", "./cmd/..."}},
-	{"unit tests with C", []string{"-shuffle=on", "./hooks/...", "./preload/..."}},
+	{"simulations, and unit tests with C", []string{"-shuffle=on", "./engine/...", "./hooks/...", "./preload/..."}},
 	{"black-box tests", []string{"-p=1", "-timeout=20m", "./tests/..."}},
 }
 

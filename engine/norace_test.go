@@ -1,0 +1,8 @@
+//go:build !race
+
+package engine
+
+const (
+	stride = 1
+	seeds  = 500
+)

@@ -788,3 +788,42 @@ func FuzzCLC(f *testing.F) {
 		w.finish()
 	})
 }
+
+// RFC 7609 §2.1: every element of every RMB that a link group may have, 255 of 255; who comes then is in a parallel one.
+func TestEveryElementOfEveryRMB(t *testing.T) {
+	const elements = 255 / stride
+	mustSimulate(t, "full", simOptions{elements: [2]int{elements, elements}}, func(s *sim) {
+		for range maxRMBs {
+			s.ends = nil
+			for range elements {
+				s.dial(s.hosts[0], s.hosts[1], [2]int{})
+			}
+			for _, x := range s.ends {
+				x.stay = true
+			}
+			if !s.run(time.Second, func() bool {
+				return !slices.ContainsFunc(s.ends, func(x *simEnd) bool { return x.rings == nil || int(x.rings.Index) > elements })
+			}) {
+				panic(simPanic("not everybody has an element"))
+			}
+		}
+		for i, h := range s.hosts {
+			g := h.group()
+			if len(h.e.groups) != 1 || len(g.rmbs) != maxRMBs || len(g.remotes) != maxRMBs || len(g.conns) != maxRMBs*elements {
+				s.failf("%s: %d groups, %d and %d RMBs, %d connections", h.name, len(h.e.groups), len(g.rmbs), len(g.remotes), len(g.conns))
+			}
+			for _, r := range g.rmbs {
+				if r.inUse != elements {
+					s.failf("%s: %d connections in RMB %d", s.hosts[i].name, r.inUse, r.id)
+				}
+			}
+		}
+		s.staying(1, 100)
+		for _, h := range s.hosts {
+			if n := len(h.e.groups); n != 2 {
+				s.failf("%s: %d link groups", h.name, n)
+			}
+			s.kill(h) // to free all elements one by one would write to gigabytes that nobody has touched
+		}
+	})
+}

@@ -36,6 +36,23 @@ func readHex(t testing.TB, name string) []byte {
 	return out
 }
 
+// mustBeLinux compares a message with one that Linux sent, but for the bytes that vary from peer to peer.
+func mustBeLinux(t *testing.T, name string, sent []byte, golden string, vary [][2]int) {
+	t.Helper()
+	got, want := slices.Clone(sent), readHex(t, golden)
+	if len(got) != len(want) {
+		t.Errorf("%s has %d bytes, Linux sends %d", name, len(got), len(want))
+		return
+	}
+	for _, v := range vary {
+		clear(got[v[0]:v[1]])
+		clear(want[v[0]:v[1]])
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s:\n%x, Linux has\n%x", name, got, want)
+	}
+}
+
 // RFC 7609 §4.4.1, §4.8: an element is used again only when both sides are done with it, and nothing of the old
 // connection is left in it.
 func TestElementIsReusedAfterBothSidesClosed(t *testing.T) {

@@ -120,15 +120,6 @@ func connCell(s Conn, e ConnEvent) Conn {
 	return connTable[s][e]
 }
 
-// AwaitsPeer: this side is done, the peer is not; a timer must guard it.
-func (s Conn) AwaitsPeer() bool {
-	switch s {
-	case PeerCloseWait1, PeerCloseWait2, PeerFinCloseWait, PeerAbortWait:
-		return true
-	}
-	return false
-}
-
 // ConnMatrix is the table as text, ConnDiagram as a picture in Mermaid.
 func ConnMatrix() string  { return matrix(conns, connEvents, connCell) }
 func ConnDiagram() string { return diagram(conns, connEvents, connCell) }

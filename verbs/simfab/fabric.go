@@ -116,9 +116,6 @@ func (f *Fabric) route(d *Device, to roce.GID) *Device {
 	return x
 }
 
-// Messages returns how many have been sent so far.
-func (f *Fabric) Messages() int { return f.count }
-
 // Next returns when something arrives; false if nothing is on its way.
 func (f *Fabric) Next() (time.Duration, bool) {
 	if len(f.flights) == 0 {

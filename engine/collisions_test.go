@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"libsmcr/abi/llc"
+	"libsmcr/engine/fsm"
 	"libsmcr/verbs/simfab"
 )
 
@@ -117,6 +118,11 @@ func TestCollisions(t *testing.T) {
 			[]string{"B DELETE LINK 2 orderly (operator)", "A DELETE LINK 2 orderly rsp"}, "", []string{"B CONFIRM RKEY others 1 rsp"}, false},
 		{"CONFIRM RKEY and DELETE LINK all of the client", [2]int{9, 1}, "A CONFIRM RKEY others 1 rsp", newRMB, deleteAll(a), []string{"B DELETE LINK 0 all orderly (operator)"}, "", nil, true},
 		{"CONFIRM RKEY and DELETE LINK all of the server", [2]int{1, 9}, "B CONFIRM RKEY others 1 rsp", newRMB, deleteAll(b), []string{"B DELETE LINK 0 all orderly (operator)"}, "", nil, true},
+		{"DELETE RKEY of the client and ADD LINK", [2]int{1, 9}, "A DELETE RKEY 1", func(w world) {
+			newRMB(w)
+			w.run(2*time.Duration(shrinkAfter), func() bool { return w.a.group().x.state == fsm.DeleteRKeySent })
+		}, addLink, []string{"B ADD LINK 3"}, "B DELETE RKEY 1 rsp",
+			[]string{"B DELETE RKEY 1 rsp", "A CONFIRM LINK 3 rsp", "A DELETE RKEY 1", "B DELETE RKEY 1 negative 10000000 rsp"}, false},
 		{"CONFIRM RKEY of both", [2]int{1, 1}, "B CONFIRM RKEY others 1", newRMB, func(w world) {
 			r, err := w.a.group().newRMB()
 			if err != nil {

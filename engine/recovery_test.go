@@ -8,6 +8,7 @@ import (
 
 	"libsmcr/abi/llc"
 	"libsmcr/abi/smc"
+	"libsmcr/engine/fsm"
 	"libsmcr/verbs/simfab"
 )
 
@@ -22,6 +23,10 @@ func TestRecoveryFromLostLLC(t *testing.T) {
 		a.stay, b.stay = true, true
 	}
 	third := func(s *sim) { s.setDown(false, s.hosts[1].devs[2], s.hosts[0].devs[2]) }
+	shrink := func(s *sim) {
+		s.dial(s.hosts[0], s.hosts[1], [2]int{100, 100})
+		s.run(2*time.Duration(shrinkAfter), func() bool { return s.hosts[0].group().x.state == fsm.DeleteRKeySent })
+	}
 	for _, c := range []struct {
 		row      string
 		dialect  int
@@ -83,6 +88,9 @@ func TestRecoveryFromLostLLC(t *testing.T) {
 			[]string{"A DELETE LINK 1 (lost path)", "A DELETE LINK 1 rsp", "A CONFIRM LINK 3 rsp", "A CONFIRM RKEY others 1", "B CONFIRM RKEY others 1 rsp"}, nil, "smc", "", [2]int{1, 9}},
 		{"CONFIRM RKEY from server", both, first, nil, "B CONFIRM RKEY others 1", 5 * time.Second,
 			[]string{"B DELETE LINK 1 (lost path)", "A DELETE LINK 1 rsp", "A CONFIRM LINK 3 rsp", "B CONFIRM RKEY others 1", "A CONFIRM RKEY others 1 rsp"}, nil, "smc", "", [2]int{9, 1}},
+		{"DELETE RKEY", rfcOnly, shrink, nil, "B DELETE RKEY 1 rsp", 5 * time.Second,
+			[]string{"A DELETE LINK 1 (lost path)", "A DELETE RKEY 1", "B DELETE RKEY 1 negative 10000000 rsp", "A DELETE LINK 1 rsp"}, nil, "smc", "", [2]int{1, 9}},
+		{"DELETE RKEY", linuxOnly, shrink, nil, "B DELETE RKEY 1 rsp", 5 * time.Second, nil, []smc.LinkNum{1, 2}, "smc", "DELETE LINK 1", [2]int{1, 9}},
 	} {
 		for _, rfc := range []bool{false, true} {
 			if rfc && c.dialect == linuxOnly || !rfc && c.dialect == rfcOnly {

@@ -653,16 +653,34 @@ func TestParallelGroupHasItsOwnLinks(t *testing.T) {
 	})
 }
 
-// RFC 7609 §2.3: new connections go where there are few.
+// RFC 7609 §2.3: new connections go where there are few; and when a link comes back, those of the others are spread anew.
 func TestConnectionsAreSpreadOverLinks(t *testing.T) {
-	mustSimulate(t, "spread", simOptions{rnics: [2]int{4, 4}}, func(s *sim) {
-		s.staying(12, 100)
+	spread := func(s *sim, links, each int) {
 		for _, h := range s.hosts {
-			for l, n := range h.group().load() {
-				if l == nil || n != 3 {
+			load := h.group().load()
+			if len(load) != links {
+				s.failf("%s: connections on %d links", h.name, len(load))
+			}
+			for l, n := range load {
+				if l == nil || n != each {
 					s.failf("%s: %d connections on %v", h.name, n, l)
 				}
 			}
 		}
+	}
+	mustSimulate(t, "spread", simOptions{rnics: [2]int{4, 4}}, func(s *sim) {
+		s.staying(12, 100)
+		spread(s, 4, 3)
+		s.hosts[0].devs[1].SetDown(true)
+		s.hosts[1].devs[2].SetDown(true)
+		s.more(5000)
+		s.run(time.Second, nil)
+		spread(s, 2, 6)
+		s.hosts[0].devs[1].SetDown(false)
+		s.hosts[1].devs[2].SetDown(false)
+		s.more(5000)
+		s.run(time.Second, nil)
+		spread(s, 4, 3)
+		s.more(5000)
 	})
 }

@@ -151,6 +151,28 @@ func TestValidationWaitsForWhatHasArrived(t *testing.T) {
 	})
 }
 
+// RFC 7609 §A.4, F bit: nothing counts in a validation message but its sequence number, whatever else it says.
+func TestValidationSaysNothingElse(t *testing.T) {
+	mustSimulate(t, "wild", simOptions{}, func(s *sim) {
+		a, b := s.pair()
+		m := cdc.Message{
+			Seq: b.c.stream.recvSeq, Flags: cdc.FailoverValidation | cdc.WriterBlocked | cdc.UrgentPresent, Conn: cdc.Aborted | cdc.Closed,
+			Prod: smc.Cursor{Wrap: 7, Count: 1 << 30}, Cons: smc.Cursor{Wrap: 9, Count: 1 << 31},
+		}
+		func() {
+			defer b.h.e.enter(s.now())()
+			b.c.onCDC(b.c.link, m)
+		}()
+		s.run(time.Millisecond, nil)
+		a.more(1000)
+		b.more(1000)
+		s.run(time.Second, nil)
+		if b.err != nil || a.err != nil || b.got != a.size || a.got != b.size {
+			s.failf("%v, %v, %d and %d bytes", a.err, b.err, a.got, b.got)
+		}
+	})
+}
+
 // Connections leave a link that works, and come back, while bytes flow: nothing of the order is lost.
 func TestRebalance(t *testing.T) {
 	for n := 0; n < 60; n += stride {

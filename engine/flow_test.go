@@ -151,6 +151,39 @@ func TestValidationWaitsForWhatHasArrived(t *testing.T) {
 	})
 }
 
+// The same when all of it is taken from the devices at once: the validation message and another connection's from one,
+// what was sent before over the old link from the other.
+func TestValidationAmongOthers(t *testing.T) {
+	mustSimulate(t, "at once", simOptions{rnics: [2]int{2, 2}, elements: [2]int{8, 8}}, func(s *sim) {
+		s.staying(4, 100)
+		links := s.hosts[0].group().links
+		byLink := map[*Link][]*simEnd{}
+		for i := 0; i < len(s.ends); i += 2 {
+			byLink[s.ends[i].c.link] = append(byLink[s.ends[i].c.link], s.ends[i])
+		}
+		for _, x := range byLink[links[1]] {
+			x.more(1000)
+			x.work()
+		}
+		moves := byLink[links[1]][0]
+		m := cdc.Message{Seq: moves.c.stream.seq, Token: moves.c.peer.Token, Flags: cdc.FailoverValidation}
+		if err := links[0].qp.PostSend(1, m.Append(nil)); err != nil {
+			s.failf("%v", err)
+		}
+		links[0].queue.busy++
+		for _, x := range byLink[links[0]] {
+			x.more(1000)
+			x.work()
+		}
+		s.run(time.Second, nil)
+		for _, x := range s.ends {
+			if x.err != nil || x.got != x.peer.size {
+				s.failf("%s%d: %v, %d of %d bytes", x.h.name, x.id, x.err, x.got, x.peer.size)
+			}
+		}
+	})
+}
+
 // RFC 7609 §A.4, F bit: nothing counts in a validation message but its sequence number, whatever else it says.
 func TestValidationSaysNothingElse(t *testing.T) {
 	mustSimulate(t, "wild", simOptions{}, func(s *sim) {

@@ -392,6 +392,14 @@ func TestIdleRMBsAreDeleted(t *testing.T) {
 		s.inStep()
 		s.staying(3, 100)
 		s.inStep()
+		s.release()
+		s.run(3*time.Duration(shrinkAfter), nil)
+		for _, h := range s.hosts {
+			if n := len(h.group().rmbs); n != 1 {
+				s.failf("%s: %d RMBs of a link group that is idle", h.name, n)
+			}
+		}
+		s.inStep()
 	})
 }
 

@@ -221,7 +221,7 @@ func TestRecoveryFromWrongLLC(t *testing.T) {
 			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLinkCont); m.Pairs[0].Ref++; return m },
 			[]string{"B DELETE LINK 1 (lost path)", "A DELETE LINK 1 rsp", "B ADD LINK 4"}, "", nil},
 		{"ADD LINK CONTINUATION with another count", [2]int{3, 3}, "", third, "B ADD LINK CONT 3 left 1",
-			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLinkCont); m.Remaining = 2; return m },
+			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.AddLinkCont); m.Remaining = 0; return m },
 			[]string{"A DELETE LINK 1 (lost path)", "B DELETE LINK 1 (lost path)", "A DELETE LINK 1 rsp"}, "", nil},
 		{"CONFIRM RKEY that leaves out a link", [2]int{2, 2}, "", func(s *sim) { first(s) }, "B CONFIRM RKEY others 1",
 			func(_ *sim, o overheard) llc.Message { m := o.m.(*llc.ConfirmRKey); m.NumOthers = 0; return m },

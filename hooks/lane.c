@@ -762,7 +762,7 @@ static u32 facts(struct sock *s, int dir, u64 salt)
 	u64 h = salt;
 #define MIX(x) (h = (h ^ (u64)(x)) * 0x9e3779b97f4a7c15ull, h ^= h >> 29)
 	MIX((u64)atomic_load(&b->state) << 32 | atomic_load(&b->flags));
-	MIX((u32)atomic_load(&b->so_error));
+	MIX((u64)s->gen << 32 | (u32)atomic_load(&b->so_error)); /* another connection may show the same */
 	if (dir == EPOLLIN) {
 		MIX(atomic_load(&s->rx->prod));
 		MIX(atomic_load(&s->rx->cons));

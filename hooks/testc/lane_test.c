@@ -707,6 +707,20 @@ static void test_facts(void)
 
 /* ---- a handler that waits for the one whom the interrupted call was about to wake ---- */
 
+/* A connection in the slot of an earlier one, that shows the very facts that were looked at last there. */
+static void test_reused(void)
+{
+	struct sock *a = make_pair(100, 4096, 2);
+
+	for (int i = 0; i < 2; i++) {
+		atomic_store(&a->b->flags, BF_FIN); /* as if it came after the caller's look */
+		CHECK(lane_wait(a, EPOLLIN, in_ms(100)) == 0);
+		CHECK(!atomic_load(&a->rx->rarm.w), "slept over what was never looked at");
+		a->gen++;
+	}
+	free_pair(a);
+}
+
 static void answerer(void *arg)
 {
 	char c;
@@ -982,6 +996,7 @@ int main(int argc, char **argv)
 	make_shim(PROFILE_BALANCED);
 	RUN(test_locks);
 	RUN(test_facts);
+	RUN(test_reused);
 	RUN(test_hostile);
 	RUN(test_integrity, PROFILE_BALANCED, 65536);
 	RUN(test_integrity, PROFILE_SAFE, 4096);

@@ -142,6 +142,8 @@ int h_accept4(int fd, struct sockaddr *sa, socklen_t *len, int flags)
 		return n;
 	if (kind_of(n) != FD_UNKNOWN)
 		fd_closed(n); /* closed behind our back and reused */
+	if ((unsigned)n < FD_MAX && unlikely(atomic_load_explicit(&S->fd_early[n], memory_order_relaxed)) && !borrowed())
+		atomic_store_explicit(&S->fd_early[n], 0, memory_order_relaxed);
 	if (kind_of(fd) == FD_LISTENER || kind_of(fd) == FD_PLAIN) {
 		int e = errno;
 		if (!borrowed())
@@ -214,28 +216,37 @@ static int take_back(int fd, int slot, u64 cookie, u32 reason)
 	return ok;
 }
 
+static int take_over(struct sock *s, int fd)
+{
+	int early = epoll_early(fd);
+
+	if (early > 0)
+		early = epoll_take(s, fd);
+	atomic_store(&S->fd_early[fd], 0);
+	return early < 0 ? -1 : 0;
+}
+
 /* What the program made of the socket before its connect: other numbers, a place in an epoll set. 0, or it has to stay
- * plain. */
+ * plain. Until here epoll_ctl of another thread is written down, too, and afterwards it finds what was taken over. */
 static int catch_up(struct sock *s, int fd)
 {
-	int top = 0, r = 0;
+	u8 was = EARLY_TCP;
 
-	if (atomic_load(&S->fd_early[fd]) & EARLY_DUP)
-		for (top = FD_MAX; top > 0 && !atomic_load_explicit(&S->fd_early[top - 1], memory_order_relaxed);)
-			top--;
-	for (int other = 0; other < top; other++) {
+	if (likely(atomic_compare_exchange_strong(&S->fd_early[fd], &was, 0)) || !was)
+		return 0;
+	u64 old = quiet();
+	int nested = lk_lock(&S->early_lk), r = 0, top = was & EARLY_DUP ? (int)atomic_load(&S->fd_top) : 0;
+	for (int other = 0; other < top && other < FD_MAX; other++) {
 		struct stat st;
 		if (other == fd || !(atomic_load_explicit(&S->fd_early[other], memory_order_relaxed) & EARLY_DUP) ||
 		    kind_of(other) != FD_UNKNOWN || sys(SYS_fstat, other, &st) < 0 || !S_ISSOCK(st.st_mode) || st.st_ino != s->ino)
 			continue;
-		int early = epoll_early(other);
 		fd_dup(fd, other);
-		if (early && (early < 0 || epoll_take(s, other) < 0))
-			r = -1;
-		atomic_store(&S->fd_early[other], 0);
+		r |= take_over(s, other);
 	}
-	if (epoll_early(fd) && epoll_take(s, fd) < 0)
-		r = -1;
+	r |= take_over(s, fd);
+	lk_unlock(&S->early_lk, nested);
+	unquiet(old);
 	return r;
 }
 
@@ -247,7 +258,7 @@ static int offered(int fd, int slot, u64 cookie, u32 to, int must)
 
 	if (diag_mirror(fd, &d) < 0 || (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV))
 		return take_back(fd, slot, cookie, R_REMOTE) ? 0 : ECONNREFUSED;
-	s = sock_new(fd, 0, S_OFFERED);
+	s = sock_new(fd, 0, S_OFFERED) ? sock_get(fd, 0) : 0; /* another thread may close it at any time */
 	if (!s)
 		return take_back(fd, slot, cookie, R_MEMORY) ? 0 : ECONNREFUSED;
 	if (must)
@@ -255,9 +266,11 @@ static int offered(int fd, int slot, u64 cookie, u32 to, int must)
 	s->b->slot = (u32)slot;
 	s->offered_to = to + 1;
 	s->b->peer_cookie = d.cookie;
-	engine_post(REQ_CLIENT, s, (u64)slot);
-	if (unlikely(atomic_load(&S->fd_early[fd]) != EARLY_TCP) && catch_up(s, fd) < 0)
+	int bad = catch_up(s, fd);
+	engine_post(REQ_CLIENT, s, (u64)slot | (bad ? REQ_LEAVE : 0));
+	if (unlikely(bad))
 		sock_leave(s, R_EPOLL_EARLY);
+	sock_put(s);
 	return 0;
 }
 
@@ -287,6 +300,18 @@ static int insist(int fd)
 	return -1;
 }
 
+/* connect to AF_UNSPEC: the kernel ends the connection with a reset, and what the socket is connected to next is plain. */
+static int disconnect(struct sock *s, int fd, const struct sockaddr *sa, socklen_t len)
+{
+	int before = errno;
+
+	sock_leave(s, R_LEFT_EARLY);
+	sock_hand_back(s); /* first: the engine shall not see, and take, the error that this leaves for the program */
+	sock_put(s);
+	errno = before;
+	return S->real->connect(fd, sa, len);
+}
+
 int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 {
 	u64 cookie = 0;
@@ -294,6 +319,11 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	if (kind_of(fd) == FD_HIDDEN) {
 		errno = EBADF;
 		return -1;
+	}
+	if (unlikely(kind_of(fd) == FD_SOCK && sa && len >= sizeof sa->sa_family && sa->sa_family == AF_UNSPEC) && !borrowed()) {
+		struct sock *s = sock_get(fd, 1);
+		if (s)
+			return disconnect(s, fd, sa, len);
 	}
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN;
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};

@@ -90,11 +90,7 @@ static int hand_back(struct sock *s)
 
 	if (!(f & BF_GONE) || (f & (BF_RESET | BF_BROKEN)) || lane_used(s))
 		return 0;
-	int nested = lk_lock(&s->b->lock);
-	if (state_of(s) == S_ACTIVE)
-		atomic_store_explicit(&s->b->state, S_FLUSH, memory_order_release);
-	sock_flush(s);
-	lk_unlock(&s->b->lock, nested);
+	sock_hand_back(s);
 	return 1;
 }
 

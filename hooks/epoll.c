@@ -114,6 +114,7 @@ struct ep_early {
 	u64 data;
 	u32 events;
 	int epfd;
+	u32 forks; /* S->forks then: a child's set is its parent's, too */
 };
 
 struct ep_state {
@@ -170,19 +171,6 @@ static int req_swap(struct ep_entry *e, struct ep_req *was, struct ep_req now)
 			 : "memory");
 	*was = (struct ep_req){low, (u32)high, (u32)(high >> 32)};
 	return done;
-}
-
-static u64 quiet(void)
-{
-	u64 all = ~0ull, old = 0;
-
-	sys(SYS_rt_sigprocmask, SIG_BLOCK, &all, &old, sizeof old);
-	return old;
-}
-
-static void unquiet(u64 old)
-{
-	sys(SYS_rt_sigprocmask, SIG_SETMASK, &old, 0, sizeof old);
 }
 
 /* A vfork child borrows its parent's memory. */
@@ -1091,10 +1079,7 @@ int h_epoll_pwait2(int epfd, struct epoll_event *ev, int max, const struct times
 
 static void kind_set(int fd, u8 kind)
 {
-	u32 top = atomic_load(&S->fd_top);
-
-	while (top <= (u32)fd && !atomic_compare_exchange_weak(&S->fd_top, &top, (u32)fd + 1))
-		;
+	fd_seen(fd);
 	atomic_store(&S->fd_kind[fd], kind);
 }
 
@@ -1310,11 +1295,12 @@ static void nest(int epfd, int fd)
 		return;
 	epoll_polled(fd);
 	struct ep_set *in = set_of(fd), *out;
-	if (!in)
+	if (!in && !is_epoll(fd))
 		return;
 	u64 old = quiet();
 	int nested = lk_lock(&E->lk);
-	if ((out = set_make(E, epfd)))
+	in = set_make(E, fd); /* what it gets later shows outside, too */
+	if (in && (out = set_make(E, epfd)))
 		for (int i = 0; i < INNER_MAX && out->inner[i] != set_idx(in); i++)
 			if (!out->inner[i]) {
 				out->inner[i] = set_idx(in);
@@ -1511,6 +1497,61 @@ static int ctl_slow(int epfd, int op, int fd, struct sock *s, const struct epoll
 	return add(epfd, EPOLL_CTL_ADD, fd, s, want);
 }
 
+/*
+ * A socket that may be connected later: nginx registers those to its upstreams beforehand, boost.asio all. Written down is
+ * one registration; with what else there may be (several sets, other names of the set) the socket will be plain.
+ * 0, -errno, or PASS = connect has taken over what was written down.
+ */
+static int early_locked(int epfd, int op, int fd, struct epoll_event *ev)
+{
+	_Atomic u8 *f = &S->fd_early[fd];
+	struct ep_state *E = state_make();
+	struct ep_early *known = E ? &E->early[fd] : 0;
+	u8 was = atomic_fetch_or(f, EARLY_EPOLL); /* connect looks at this without the lock */
+
+	if (!(was & EARLY_TCP)) {
+		atomic_store(f, 0);
+		return PASS;
+	}
+	int first = op == EPOLL_CTL_ADD && !(was & EARLY_EPOLL);
+	int r = (int)sys(SYS_epoll_ctl, epfd, op, fd, ev);
+	if (r < 0) {
+		if (!(was & EARLY_EPOLL))
+			atomic_fetch_and(f, (u8)~EARLY_EPOLL);
+		return r;
+	}
+	int same = known && (was & (EARLY_KNOWN | EARLY_UNSURE)) == EARLY_KNOWN && known->epfd == epfd;
+	if (op == EPOLL_CTL_DEL) {
+		if (same)
+			atomic_fetch_and(f, (u8)~(EARLY_EPOLL | EARLY_KNOWN));
+	} else if (known && (first || same)) {
+		*known = (struct ep_early){ev->data.u64, ev->events, epfd, atomic_load(&S->forks)};
+		atomic_fetch_or(f, EARLY_KNOWN);
+	} else {
+		atomic_fetch_or(f, EARLY_UNSURE);
+	}
+	return r;
+}
+
+static int ctl_early(int epfd, int op, int fd, struct epoll_event *ev)
+{
+	u8 was = atomic_load(&S->fd_early[fd]);
+
+	if (!(was & EARLY_TCP) || borrowed()) { /* not of our socket(), or no socket at all */
+		if (op == EPOLL_CTL_ADD && !(was & EARLY_UNSURE) && kind_of(fd) == FD_UNKNOWN)
+			atomic_fetch_or(&S->fd_early[fd], EARLY_EPOLL | EARLY_UNSURE);
+		return PASS;
+	}
+	if (op != EPOLL_CTL_DEL && !ev)
+		return PASS;
+	u64 old = quiet();
+	int nested = lk_lock(&S->early_lk);
+	int r = early_locked(epfd, op, fd, ev);
+	lk_unlock(&S->early_lk, nested);
+	unquiet(old);
+	return r;
+}
+
 static int bad_ctl(int epfd, int op, const struct epoll_event *want)
 {
 	if (op != EPOLL_CTL_DEL && !want)
@@ -1554,48 +1595,14 @@ static int ctl_ours(int epfd, int op, int fd, struct sock *s, const struct epoll
 	}
 	if (!sock_use(s))
 		return PASS;
+	if (atomic_load(&S->fd_early[fd]) && (r = ctl_early(epfd, op, fd, (struct epoll_event *)want)) != PASS)
+		return r; /* connect is about to take over what it finds */
 	tables(); /* not under the lock: after fork it makes all lists anew */
 	u64 old = quiet();
 	int sn = lk_lock(&s->eplk);
 	r = ctl_slow(epfd, op, fd, s, want);
 	lk_unlock(&s->eplk, sn);
 	unquiet(old);
-	return r;
-}
-
-/*
- * A socket that may be connected later: nginx registers those to its upstreams beforehand, boost.asio all. Written down is
- * one registration; with what else there may be (several sets, other names of the set) the socket will be plain.
- */
-static int ctl_early(int epfd, int op, int fd, struct epoll_event *ev)
-{
-	_Atomic u8 *f = &S->fd_early[fd];
-	u8 was = atomic_load_explicit(f, memory_order_relaxed);
-
-	if (!(was & EARLY_TCP)) {
-		if (op == EPOLL_CTL_ADD && !(was & EARLY_UNSURE)) /* not of our socket(), or no socket at all */
-			atomic_store_explicit(f, EARLY_EPOLL | EARLY_UNSURE, memory_order_relaxed);
-		return ctl_kernel(epfd, op, fd, ev);
-	}
-	struct ep_state *E = borrowed() ? 0 : state_make();
-	struct ep_early *known = E ? &E->early[fd] : 0;
-	int first = op == EPOLL_CTL_ADD && !(atomic_fetch_or(f, EARLY_EPOLL) & EARLY_EPOLL);
-	int r = ctl_kernel(epfd, op, fd, ev);
-	if (r < 0) {
-		if (first)
-			atomic_fetch_and(f, (u8)~EARLY_EPOLL);
-		return r;
-	}
-	int same = known && (atomic_load(f) & (EARLY_KNOWN | EARLY_UNSURE)) == EARLY_KNOWN && known->epfd == epfd;
-	if (op == EPOLL_CTL_DEL) {
-		if (same)
-			atomic_fetch_and(f, (u8)~(EARLY_EPOLL | EARLY_KNOWN));
-	} else if (known && (first || same)) {
-		*known = (struct ep_early){ev->data.u64, ev->events, epfd};
-		atomic_fetch_or(f, EARLY_KNOWN);
-	} else {
-		atomic_fetch_or(f, EARLY_EPOLL | EARLY_UNSURE);
-	}
 	return r;
 }
 
@@ -1606,7 +1613,7 @@ int epoll_early(int fd)
 	if (!(f & EARLY_EPOLL))
 		return 0;
 	/* Has it fired already? Only the kernel knows. */
-	return (f & (EARLY_KNOWN | EARLY_UNSURE)) == EARLY_KNOWN &&
+	return (f & (EARLY_KNOWN | EARLY_UNSURE)) == EARLY_KNOWN && S->ep->early[fd].forks == atomic_load(&S->forks) &&
 			       !(S->ep->early[fd].events & (EPOLLONESHOT | EPOLLEXCLUSIVE)) ? 1 : -1;
 }
 
@@ -1635,8 +1642,13 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 		r = ctl_ours(epfd, op, fd, s, ev);
 		sock_put(s);
 	}
+	if (r == PASS && kind == FD_UNKNOWN && (unsigned)fd < FD_MAX) {
+		r = ctl_early(epfd, op, fd, ev);
+		if (r == PASS && unlikely(kind_of(fd) == FD_SOCK))
+			return h_epoll_ctl(epfd, op, fd, ev);
+	}
 	if (r == PASS)
-		return kind == FD_UNKNOWN && (unsigned)fd < FD_MAX ? ctl_early(epfd, op, fd, ev) : ctl_kernel(epfd, op, fd, ev);
+		return ctl_kernel(epfd, op, fd, ev);
 	return r < 0 ? fail(-r) : 0;
 }
 

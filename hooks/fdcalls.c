@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 static int borrowed(void)
 {
@@ -48,6 +49,23 @@ int h_socket(int domain, int type, int proto)
 }
 
 /* ---- close ---- */
+
+/* A number of a socket that is not connected yet ends. Its place in an epoll set stays as long as another number names the
+ * socket, which nobody could take over then: that socket will be plain. */
+static void early_gone(int fd)
+{
+	struct stat st, other;
+	u8 was = atomic_load(&S->fd_early[fd]);
+
+	if (!was || borrowed())
+		return;
+	if ((was & (EARLY_DUP | EARLY_EPOLL)) == (EARLY_DUP | EARLY_EPOLL) && sys(SYS_fstat, fd, &st) == 0)
+		for (int i = 0, top = (int)atomic_load(&S->fd_top); i < top && i < FD_MAX; i++)
+			if (i != fd && (atomic_load(&S->fd_early[i]) & EARLY_DUP) && sys(SYS_fstat, i, &other) == 0 &&
+			    other.st_ino == st.st_ino && other.st_dev == st.st_dev)
+				atomic_fetch_or(&S->fd_early[i], EARLY_EPOLL | EARLY_UNSURE);
+	atomic_store(&S->fd_early[fd], 0);
+}
 
 /* What has to be decided while the number still names the socket. One of several holders just leaves; an accepted
  * connection that nobody used yet is the business of whoever keeps it. */
@@ -89,6 +107,8 @@ int h_close(int fd)
 	int kind = kind_of(fd), before = errno;
 
 	if (kind <= FD_PLAIN) {
+		if ((unsigned)fd < FD_MAX && unlikely(atomic_load_explicit(&S->fd_early[fd], memory_order_relaxed)))
+			early_gone(fd);
 		if (kind == FD_PLAIN && (unsigned)fd < FD_MAX)
 			atomic_store_explicit(&S->fd_kind[fd], FD_UNKNOWN, memory_order_release);
 		return S->real->close(fd);
@@ -131,7 +151,7 @@ int h_close_range(unsigned lo, unsigned hi, int flags)
 		return close_around(lo, hi, flags); /* the map is that of the threads who keep the shared table */
 	for (unsigned fd = lo, top = atomic_load(&S->fd_top); fd <= hi && fd < top && fd < FD_MAX; fd++) {
 		int kind = kind_of((int)fd);
-		if (kind == FD_PLAIN || kind > FD_HIDDEN)
+		if (kind == FD_PLAIN || kind > FD_HIDDEN || (kind == FD_UNKNOWN && atomic_load(&S->fd_early[fd])))
 			h_close((int)fd);
 	}
 	errno = before;
@@ -164,8 +184,10 @@ static void early_dup(int from, int to)
 	if ((!tcp && !atomic_load(&S->fd_early[to])) || borrowed())
 		return;
 	atomic_store(&S->fd_early[to], tcp ? EARLY_TCP | EARLY_DUP : 0);
-	if (tcp)
+	if (tcp) {
+		fd_seen(from > to ? from : to);
 		atomic_fetch_or(&S->fd_early[from], EARLY_DUP);
+	}
 }
 
 static int named_too(int from, int to)
@@ -179,6 +201,8 @@ static int named_too(int from, int to)
 	if ((kind_of(from) > FD_PLAIN || kind_of(to) > FD_PLAIN || atomic_load_explicit(&S->ep, memory_order_relaxed)) && !borrowed()) {
 		int e = errno;
 		fd_dup(from, to);
+		if (kind_of(to) == FD_SOCK) /* connected while we were about to say so */
+			atomic_store(&S->fd_early[to], 0);
 		errno = e;
 	}
 	return to;
@@ -213,17 +237,20 @@ static int dup_over(int from, int to, int flags, int three)
 {
 	struct rlimit rl = {.rlim_cur = 0};
 	u32 listener = 0;
-	int before = errno, kind = kind_of(to);
+	int before = errno, kind = kind_of(to), early = (unsigned)to < FD_MAX && atomic_load(&S->fd_early[to]);
 
 	if (kind_of(from) == FD_HIDDEN)
 		return fail(EBADF);
-	if (from != to && kind > FD_PLAIN && !borrowed()) {
+	if (from != to && (kind > FD_PLAIN || early) && !borrowed()) {
 		/* From here on the call must not fail: what `to` was is gone. */
 		sys(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, &rl);
 		if (!(flags & ~O_CLOEXEC) && (u64)to < rl.rlim_cur && sys(SYS_fcntl, from, F_GETFD) >= 0) {
 			if (kind == FD_HIDDEN && !make_way(to))
 				return fail(EBUSY);
-			listener = let_go(to);
+			if (early)
+				early_gone(to);
+			if (kind > FD_PLAIN)
+				listener = let_go(to);
 		}
 	}
 	int r, e;

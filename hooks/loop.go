@@ -256,7 +256,11 @@ func (l *loop) request(r *C.struct_req) {
 	}
 	switch r.op {
 	case C.REQ_CLIENT:
-		l.newConn(idx, gen).offered(int(r.arg))
+		c := l.newConn(idx, gen)
+		c.offered(int(uint32(r.arg)))
+		if r.arg&C.REQ_LEAVE != 0 {
+			c.settle(true)
+		}
 	case C.REQ_SERVER:
 		l.newConn(idx, gen).claimed(int(r.arg))
 	case C.REQ_SETTLE:

@@ -22,7 +22,7 @@ static void kind_set(int fd, u8 kind)
 	atomic_store_explicit(&S->fd_kind[fd], kind, memory_order_release);
 }
 
-static void top_seen(int fd)
+void fd_seen(int fd)
 {
 	u32 top = atomic_load(&S->fd_top), n = (u32)fd + 1;
 
@@ -60,7 +60,7 @@ static int dup_high(int fd)
 		if (n >= 0 && n < FD_MAX) {
 			atomic_store(&S->fd_sock[n], 0);
 			kind_set((int)n, FD_HIDDEN);
-			top_seen((int)n);
+			fd_seen((int)n);
 			return (int)n;
 		}
 		if (n >= 0)
@@ -83,7 +83,7 @@ int fd_hide(int fd)
 	if (fd < FD_MAX) { /* no room above: it stays where it is */
 		sys(SYS_fcntl, fd, F_SETFD, FD_CLOEXEC);
 		kind_set(fd, FD_HIDDEN);
-		top_seen(fd);
+		fd_seen(fd);
 	}
 	return fd;
 }
@@ -330,7 +330,7 @@ struct sock *sock_new(int fd, u32 role, u32 state)
 		s->b = b;
 		atomic_store(&s->refs, 1);
 		atomic_store(&S->fd_sock[fd], sock_idx(s));
-		top_seen(fd);
+		fd_seen(fd);
 		kind_set(fd, FD_SOCK);
 	}
 	lk_unlock(&S->map_lk, nested);
@@ -555,7 +555,7 @@ int fd_dup(int from, int to)
 			atomic_fetch_add(&s->refs, 1);
 			atomic_fetch_add(&s->fds, 1);
 			atomic_store(&S->fd_sock[to], sock_idx(s));
-			top_seen(to);
+			fd_seen(to);
 			kind_set(to, FD_SOCK);
 		}
 		lk_unlock(&S->map_lk, nested);
@@ -564,13 +564,13 @@ int fd_dup(int from, int to)
 	}
 	case FD_LISTENER:
 		atomic_store(&S->fd_sock[to], atomic_load(&S->fd_sock[from]));
-		top_seen(to);
+		fd_seen(to);
 		kind_set(to, FD_LISTENER);
 		return 0;
 	default: {
 		int r = epoll_set_dup(from, to); /* also what is no set of ours yet may become one under either number */
 		if (kind_of(to) > FD_PLAIN)
-			top_seen(to);
+			fd_seen(to);
 		return r < 0 ? r : 0;
 	}
 	}

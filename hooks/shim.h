@@ -321,7 +321,7 @@ enum engine_state { ENG_COLD = 0, ENG_STARTING = 1, ENG_READY = 2, ENG_DEAD = 3 
 
 /* What C asks of the engine (queue.c). sock and gen name the connection. */
 enum req_op {
-	REQ_CLIENT = 1, /* S_OFFERED: watch for the claim, then run CLC as client; arg = registry slot */
+	REQ_CLIENT = 1, /* S_OFFERED: watch for the claim, then run CLC as client; arg = registry slot; with REQ_LEAVE: decline */
 	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot */
 	REQ_SETTLE,	/* finish, withdraw or decline now: the program closes, shuts down, forks, execs */
 	REQ_STAGE_FULL, /* a sender waits: withdraw if nobody claims within 20 ms */
@@ -330,6 +330,7 @@ enum req_op {
 	REQ_WATCH,	/* adopt: watch the TCP fd of an established connection (after fork) */
 	REQ_HALF,	/* the peer has shut down sending and somebody waits to write: look whether it still lives */
 };
+#define REQ_LEAVE (1ull << 32) /* in the arg of REQ_CLIENT */
 struct req {
 	u32 op, sock, gen, pad;
 	u64 arg;
@@ -410,6 +411,8 @@ struct shim {
 	_Atomic u8 fd_kind[FD_MAX];
 	_Atomic u32 fd_sock[FD_MAX];
 	_Atomic u8 fd_early[FD_MAX]; /* EARLY_ bits: a TCP socket that was made here and has not been connected yet */
+	struct lk early_lk;	     /* what is said of those changes, or is taken over by connect; signals blocked */
+	_Atomic u32 forks;	     /* times that this process or a parent of it forked */
 	struct sock sock[SOCK_MAX];
 	struct peer peer[PEER_MAX];
 	struct bell bell[BELL_MAX];
@@ -432,7 +435,7 @@ struct shim {
 	struct ep_state *_Atomic ep; /* epoll.c; 0 until the first epoll set */
 	/* map.c */
 	struct lk map_lk;	      /* innermost: sock and block allocation, who names a sock, fork */
-	_Atomic u32 fd_top;	      /* no fd >= this was ever FD_HIDDEN or above */
+	_Atomic u32 fd_top;	      /* no fd >= this was ever FD_HIDDEN or above, or EARLY_DUP */
 	u32 forking;		      /* between map_prefork and map_postfork */
 	u32 nslabs, slab_hint;
 	struct slab slab[SLAB_MAX];
@@ -470,6 +473,7 @@ void sock_drop(struct sock *s) HIDDEN;			 /* sock_put for what sock_at gave */
 struct sock *sock_new(int fd, u32 role, u32 state) HIDDEN; /* block + sock + map byte; 0 = no memory */
 u32 sock_idx(const struct sock *s) HIDDEN;
 void fd_closed(int fd) HIDDEN;			/* the number is gone or about to be: drop what we know */
+void fd_seen(int fd) HIDDEN;			/* fd_top is above it from now on */
 int fd_dup(int from, int to) HIDDEN;		/* `to` now names the same description as `from` */
 int fd_hide(int fd) HIDDEN;			/* moves one of our own fds high, CLOEXEC, marks it; returns the new number */
 int fd_unhide(int fd) HIDDEN;			/* closes one of our own fds */
@@ -540,6 +544,7 @@ int sock_arm(struct sock *s, u32 bell, u32 want) HIDDEN; /* 1 = armed for these;
 void sock_settle(struct sock *s, int wait) HIDDEN;
 void sock_timeo(struct sock *s) HIDDEN; /* loads SO_RCVTIMEO and SO_SNDTIMEO into the block once; opt.c */
 void sock_leave(struct sock *s, u32 reason) HIDDEN; /* not established yet: give SMC-R up; ends in S_TCP, bounded */
+void sock_hand_back(struct sock *s) HIDDEN; /* TCP's connection is over: the kernel's socket shows the rest natively */
 void tcp_reset(int fd) HIDDEN;
 void settle_all(void) HIDDEN;		 /* before fork, exec, exit */
 void sock_tcp_event(struct sock *s, u32 events) HIDDEN; /* EPOLL* of the TCP fd of an established connection */

@@ -131,6 +131,17 @@ u32 sock_fallback(struct sock *s, u32 reason, u32 diagnosis)
 	return left;
 }
 
+void sock_hand_back(struct sock *s)
+{
+	int nested = lk_lock(&s->b->lock);
+	u32 st = state_of(s);
+
+	if (st == S_ACTIVE || st == S_BROKEN)
+		atomic_store_explicit(&s->b->state, S_FLUSH, memory_order_release);
+	sock_flush(s);
+	lk_unlock(&s->b->lock, nested);
+}
+
 /* What arrived instead of the handshake cannot be given to the program, nor taken back. */
 void sock_broken(struct sock *s, u32 reason, int err)
 {

@@ -25,4 +25,18 @@ static inline long sys6(long nr, long a, long b, long c, long d, long e, long f)
 #define sys6_(n, a, b, c, d, e, f) sys6(n, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 #define sys5_(n, a, b, c, d, e) sys6(n, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), 0)
 
+/* All signals wait; the mask to give back to unquiet. */
+static inline unsigned long quiet(void)
+{
+	unsigned long all = ~0ul, old = 0;
+
+	sys(SYS_rt_sigprocmask, 0 /* SIG_BLOCK */, &all, &old, sizeof old);
+	return old;
+}
+
+static inline void unquiet(unsigned long old)
+{
+	sys(SYS_rt_sigprocmask, 2 /* SIG_SETMASK */, &old, 0, sizeof old);
+}
+
 #endif

@@ -247,6 +247,7 @@ static void become_child(void)
 		reg_forked();
 		epoll_forked();
 	}
+	atomic_store(&S->early_lk.w, 0);
 	bell_forked();
 	if (l->report && S->mode != MODE_OFF)
 		reg_ready();
@@ -277,6 +278,7 @@ static void settle(void)
 static int fork_begin(void)
 {
 	settle();
+	atomic_fetch_add(&S->forks, 1);
 	if (!S->proc || (S->forking && (atomic_load(&S->map_lk.w) & 0x7fffffff) == my_tid()))
 		return 0; /* the handlers and h_fork both come here */
 	map_prefork();

@@ -20,14 +20,15 @@ func TestPrograms(t *testing.T) {
 		{"vectors and messages and files and pipes move bytes", []string{"vectors"}, bySMC(9 << 20)},
 		{"a call moves as much as it must and no more", []string{"amounts"}, bySMC(1 << 30)},
 		{"time limits and signals end the calls that they must end", []string{"waiting"}, bySMC(8)},
-		{"connect and accept behave in every mode", []string{"connecting"}, either("peer-not-offering")},
-		{"what happened to a socket before its connect counts after it", []string{"before", "known"}, either("left-early")},
+		{"connect and accept behave in every mode", []string{"connecting"}, either("peer-not-offering", "client-not-offering")},
+		{"what happened to a socket before its connect counts after it", []string{"before", "known"}, either("left-early", "client-not-offering")},
 		{"a socket whose registrations are not known for sure stays plain", []string{"before", "unsure"}, func(t *testing.T, sum harness.Counts) {
-			if n := sum.Fallbacks["epoll-before-connect"]; n != 3 {
-				t.Errorf("%d connections stayed plain for their registration, want 3", n)
+			if n := sum.Fallbacks["epoll-before-connect"]; n < 7 || n > 8 { // the server may have claimed the one whose set is another
+				t.Errorf("%d connections stayed plain for their registration, want 8, or 7", n)
 			}
-			either("epoll-before-connect", "client-not-offering", "left-early")(t, sum)
+			either("epoll-before-connect", "client-not-offering", "left-early", "peer-declined")(t, sum)
 		}},
+		{"registrations may change in the middle of the connect", []string{"before", "racing"}, either("epoll-before-connect", "client-not-offering")},
 		{"descriptors can be duplicated and closed and used again", []string{"dup"}, bySMC(40)},
 		{"connections are shared with forked children", []string{"forks"}, bySMC(100)},
 		{"connections can be given away before their first use", []string{"handed"}, either("left-early", "no-registry", "not-claimed", "peer-not-offering", "peer-sent-plain", "client-not-offering")},

@@ -63,6 +63,11 @@ int fd_unhide(int fd)
 	atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
 	return close(fd);
 }
+void fd_seen(int fd)
+{
+	if (S->fd_top <= (u32)fd)
+		atomic_store(&S->fd_top, (u32)fd + 1);
+}
 struct sock *sock_get(int fd, int check)
 {
 	(void)check;

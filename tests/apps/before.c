@@ -1,7 +1,8 @@
-/* before known|unsure: what a program does with a socket before it connects it: epoll sets, other numbers. */
+/* before known|unsure|racing: what a program does with a socket before it connects it: epoll sets, other numbers. */
 #include "app.h"
 #include <sys/epoll.h>
 
+enum { KNOWN = 11, UNSURE = 8, RACING = 300 };
 static struct sockaddr_in to;
 static int set, fd;
 static char buf[16];
@@ -127,9 +128,101 @@ static void unsure(void)
 	ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT, 5);
 	join(fd);
 	greet("one shot", set, fd, fd);
+
+	fresh(0); /* a number that is closed, and still reported */
+	int d = must(dup(fd));
+	ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN, 6);
+	close(fd);
+	join(d);
+	fd = d;
+	greet("closed number", set, d, d);
+
+	fresh(0);
+	d = must(dup(fd));
+	ctl(set, EPOLL_CTL_ADD, d, EPOLLIN, 7);
+	must(dup2(0, d));
+	join(fd);
+	greet("replaced number", set, fd, fd);
+	close(d);
+
+	fresh(0); /* the set is closed, its number another set's */
+	ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN, 8);
+	close(set);
+	set = must(epoll_create1(0));
+	join(fd);
+	ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN, 9);
+	greet("another set", set, fd, fd);
+
+	fresh(0); /* the child connects, both see it */
+	ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN, 10);
+	pid_t child = must(fork());
+	if (!child) {
+		join(fd);
+		send_all(fd, "hi", 2);
+		check(poll_for(fd, POLLIN, 10000) & POLLIN);
+		_exit(0);
+	}
+	int status;
+	must(waitpid(child, &status, 0));
+	check(status == 0);
+	struct epoll_event e;
+	int n = must(epoll_wait(set, &e, 1, 10000));
+	say("the child's: %d event, data %u, read %s", n, e.data.u32, got(recv(fd, buf, 2, 0)));
+	close(set), close(fd);
+
+	fresh(0);
+	ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN, 11);
+	if (!(child = must(fork())))
+		_exit(0);
+	must(waitpid(child, &status, 0));
+	join(fd);
+	greet("after a fork", set, fd, fd);
 }
 
-enum { KNOWN = 11, UNSURE = 3 };
+static _Atomic int go;
+static struct { int op; uint32_t events, data; } last;
+
+static void *change(void *arg)
+{
+	while (!go)
+		;
+	ctl(set, last.op, fd, last.events, last.data);
+	return NULL;
+}
+
+/* One thread changes the registration while another connects: what was said last counts. */
+static void racing(void)
+{
+	for (int i = 0; i < RACING; i++) {
+		int op = i % 3, wrong = 0;
+		struct epoll_event e = { 0 };
+		fresh(0);
+		if (op)
+			ctl(set, EPOLL_CTL_ADD, fd, op == 1 ? EPOLLOUT : EPOLLIN, 1);
+		last.op = op == 0 ? EPOLL_CTL_ADD : op == 1 ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
+		last.events = EPOLLIN, last.data = i;
+		go = 0;
+		pthread_t t = thread(change, NULL);
+		go = 1;
+		for (volatile int k = 0; k < i * 30; k++)
+			;
+		must(connect(fd, (void *)&to, sizeof to));
+		pthread_join(t, NULL);
+		send_all(fd, "hi", 2);
+		if (op == 2) {
+			check(poll_for(fd, POLLIN, 10000) & POLLIN);
+			wrong = must(epoll_wait(set, &e, 1, 0)) != 0;
+			ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN, i);
+		}
+		wrong |= must(epoll_wait(set, &e, 1, 10000)) != 1 || e.data.u32 != (uint32_t)i || e.events != EPOLLIN;
+		check(receive_all(fd, buf, 2) == 2);
+		wrong |= must(epoll_wait(set, &e, 1, 0)) != 0;
+		if (wrong)
+			say("wrong: %d", i);
+		close(set), close(fd);
+	}
+}
+
 static int rounds;
 
 static void server(int mine)
@@ -148,12 +241,12 @@ static void client(int mine)
 {
 	close(mine);
 	to = loopback(port);
-	rounds == KNOWN ? known() : unsure();
+	rounds == KNOWN ? known() : rounds == UNSURE ? unsure() : racing();
 }
 
 int main(int argc, char **argv)
 {
 	check(argc == 2);
-	rounds = !strcmp(argv[1], "known") ? KNOWN : UNSURE;
+	rounds = !strcmp(argv[1], "known") ? KNOWN : !strcmp(argv[1], "unsure") ? UNSURE : RACING;
 	return two_processes(server, client);
 }

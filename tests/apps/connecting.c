@@ -12,11 +12,13 @@ static int so_error(int fd)
 
 static void server(int fd)
 {
-	for (int i = 0; i < 3; i++) { /* the three clients below */
+	for (int i = 0; i < 5; i++) { /* the clients below */
 		int s = accepted(listener);
 		size_t n = receive_all(s, buf, 5);
 		say("accepted: %.*s", (int)n, buf);
 		send_all(s, "fine", 4);
+		if (i == 3)
+			say("disconnected: %s", got(recv(s, buf, 1, 0)));
 		close(s);
 	}
 	int l = listening(0, 0), on = 1;
@@ -87,6 +89,20 @@ static void client(int fd)
 	socklen_t len = sizeof six;
 	must(getpeername(c, (void *)&six, &len));
 	say("peer: mapped %d, port %d", IN6_IS_ADDR_V4MAPPED(&six.sin6_addr), ntohs(six.sin6_port) == port);
+	close(c);
+
+	/* Disconnected, and connected again. */
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	c = connected(port);
+	send_all(c, "once", 5);
+	say("answer %s", got(receive_all(c, buf, 4)));
+	say("disconnect: %s", err(connect(c, &none, sizeof none)));
+	say("disconnected: send %s", got(send(c, "x", 1, MSG_NOSIGNAL)));
+	say("disconnected: recv %s", got(recv(c, buf, 1, 0)));
+	say("disconnected: poll %s", poll_bits(poll_for(c, POLLIN | POLLOUT, 0)));
+	say("connect: %s", err(connect(c, (void *)&a, sizeof a)));
+	send_all(c, "again", 5);
+	say("answer %s", got(receive_all(c, buf, 4)));
 	close(c);
 
 	int p;

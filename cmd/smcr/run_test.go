@@ -68,6 +68,7 @@ func TestWhatTheEnvironmentPreventsIsSaid(t *testing.T) {
 	for env, want := range map[string]string{
 		"SMCR_MODE=auto":              "",
 		"SMCR_LOG=" + open + "/log":   "",
+		"SMCR_LIBRARY=/lib/x.so":      "",
 		"SMCR_LOG=/nowhere/log":       "SMCR_LOG=/nowhere/log: no such file or directory: nothing is logged",
 		"SMCR_RUN_DIR=" + sticky:      "connections stay plain TCP: " + sticky + " is open to other users: set SMCR_RUN_DIR to a directory of its own, " + sticky + "/smcr",
 		"SMCR_PROFIL=safe":            "SMCR_PROFIL is not a variable of this version: ignored",

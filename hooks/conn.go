@@ -92,7 +92,7 @@ func (c *conn) setDeadline(t engine.Instant) {
 func (c *conn) drop() {
 	c.phase = phaseDone
 	c.setDeadline(0)
-	delete(c.l.owed, c.cookie)
+	delete(c.l.owed, c)
 	if c.l.conns[c.idx] == c {
 		delete(c.l.conns, c.idx)
 	}
@@ -112,7 +112,7 @@ func (c *conn) offered(slot int) {
 		return
 	}
 	c.slot = C.int(slot)
-	c.l.owed[c.cookie] = c
+	c.l.owed[c] = struct{}{}
 	c.setDeadline(c.l.now + firstLook)
 	if c.claimedByNow() {
 		return
@@ -139,7 +139,7 @@ func (c *conn) claimedByNow() bool {
 func (c *conn) startClient() {
 	C.sock_claimed(c.s)
 	C.reg_done(c.slot, C.u64(c.cookie))
-	delete(c.l.owed, c.cookie)
+	delete(c.l.owed, c)
 	c.negotiate(func() *engine.Conn { return c.l.eng.Client(c, c.subnet(), c.l.now) })
 }
 
@@ -369,7 +369,7 @@ func (c *conn) fallback(reason, diagnosis uint32) {
 	c.l.log.Warn().Uint32("conn", c.idx).Int("fd", c.fd()).Uint32("diagnosis", diagnosis).
 		Str("reason", C.GoString(C.reason_word(C.u32(reason)))).Msg("connection uses plain TCP")
 	c.l.unwatch(c.fd()) // before the fd is the program's alone
-	delete(c.l.owed, c.cookie)
+	delete(c.l.owed, c)
 	if C.sock_fallback(c.s, C.u32(reason), C.u32(diagnosis)) > 0 {
 		c.phase = phaseFlush
 		c.setDeadline(0)

@@ -23,7 +23,7 @@
 
 #define PASS (-1000000)
 #define IOV_LIMIT 1024
-#define BOUNCE_MAX (256 * 1024)
+#define BOUNCE_SIZE (256 * 1024)
 #define LOWEST 4096ul
 #define HIGHEST 0x7ffffffff000ul
 #define LONG_NS 3600000000000ll
@@ -532,12 +532,25 @@ int h___vdprintf_chk(int fd, int flag, const char *fmt, va_list ap)
 
 /* ---- files and pipes ---- */
 
-static u8 *bounce(size_t *len)
+/* A buffer of BOUNCE_SIZE bytes. The last few are kept: a map, its faults and an unmap cost more than a small file does. */
+static u8 *bounce(void)
 {
-	if (*len > BOUNCE_MAX)
-		*len = BOUNCE_MAX;
-	long p = sys(SYS_mmap, 0, *len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	u8 *buf = 0;
+
+	for (int i = 0; i < BOUNCES && !buf; i++)
+		buf = atomic_exchange(&S->bounce[i], 0);
+	if (buf)
+		return buf;
+	long p = sys(SYS_mmap, 0, BOUNCE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	return p < 0 && p >= -4095 ? 0 : (u8 *)p;
+}
+
+static void bounce_back(u8 *buf)
+{
+	for (int i = 0; i < BOUNCES && buf; i++)
+		buf = atomic_exchange(&S->bounce[i], buf);
+	if (buf)
+		sys(SYS_munmap, buf, BOUNCE_SIZE);
 }
 
 /* How much put() takes now without waiting; what was read from a pipe or file position cannot be put back. */
@@ -551,12 +564,12 @@ static size_t room_now(struct sock *s)
 /* Copies from `in` (file at *off, or its own position, or a pipe) to s. */
 static ssize_t pump_in(struct sock *s, int in, off_t *off, size_t count, int nowait)
 {
-	size_t size = count ? count : 1, done = 0;
+	size_t size = BOUNCE_SIZE, done = 0;
 	u8 *buf;
 
 	if (!sock_use(s))
 		return PASS;
-	buf = bounce(&size);
+	buf = bounce();
 	if (!buf)
 		return -ENOMEM;
 	ssize_t err = 0;
@@ -602,7 +615,7 @@ static ssize_t pump_in(struct sock *s, int in, off_t *off, size_t count, int now
 		if (!off && n < (long)k) /* a pipe gave what it had */
 			break;
 	}
-	sys(SYS_munmap, buf, size);
+	bounce_back(buf);
 	if (nowait && done < count)
 		epoll_sock_full(s);
 	if (done)
@@ -647,8 +660,8 @@ ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, u
 		else
 			r = pump_in(to, in, 0, len, !wait);
 	} else if (from && !to && !inoff && !outoff && sock_use(from) && state_of(from) != S_FLUSH) {
-		size_t size = len ? len : 1;
-		u8 *buf = bounce(&size);
+		size_t size = len < BOUNCE_SIZE ? len : BOUNCE_SIZE;
+		u8 *buf = bounce();
 		int f = MSG_PEEK | ((flags & SPLICE_F_NONBLOCK) ? MSG_DONTWAIT : 0);
 		struct iovec v = {buf, size};
 
@@ -674,8 +687,7 @@ ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, u
 			}
 			r = n;
 		}
-		if (buf)
-			sys(SYS_munmap, buf, size);
+		bounce_back(buf);
 	}
 	ssize_t ret = r == PASS ? S->real->splice(in, inoff, out, outoff, len, flags) : finish(r);
 	if (from)

@@ -35,6 +35,7 @@ func newLogger() zerolog.Logger {
 	if err != nil || level == zerolog.NoLevel {
 		level = zerolog.InfoLevel
 	}
+	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000000Z07:00"
 	l := zerolog.New(logFile(hide(fd))).Level(level).With().Timestamp().Int("pid", pid).Logger()
 	for _, complaint := range host.CheckEnvironment(os.Environ()) {
 		l.Warn().Msg(complaint)

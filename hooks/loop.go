@@ -59,8 +59,8 @@ type loop struct {
 	dev   *shm.Device
 	eng   *engine.Engine
 	now   engine.Instant
-	conns map[uint32]*conn // by sock index
-	owed  map[uint64]*conn // client connections that wait for a claim, by the cookie of their TCP socket
+	conns map[uint32]*conn   // by sock index
+	owed  map[*conn]struct{} // client connections that wait for a claim
 	peers map[roce.GID]uint32
 	crowd int                // so many peers, and it is time to look who is gone
 	timed map[*conn]struct{} // connections with a deadline
@@ -86,7 +86,7 @@ func smcr_go_main(p unsafe.Pointer) (ok C.int) {
 func newLoop(sh *C.struct_shim) (*loop, error) {
 	l := &loop{
 		sh: sh, log: newLogger(), now: now(),
-		conns: map[uint32]*conn{}, owed: map[uint64]*conn{}, timed: map[*conn]struct{}{}, peers: map[roce.GID]uint32{},
+		conns: map[uint32]*conn{}, owed: map[*conn]struct{}{}, timed: map[*conn]struct{}{}, peers: map[roce.GID]uint32{},
 		crowd: smallCrowd,
 	}
 	var gid roce.GID
@@ -231,11 +231,9 @@ func (l *loop) event(ev unix.EpollEvent) {
 
 // poll takes what the datagram socket has and lets the engine act on completions.
 func (l *loop) poll() {
-	for range 64 {
-		if !l.eng.Poll(l.now) {
-			return
-		}
+	for n := 0; n < 64 && l.eng.Poll(l.now); n++ {
 	}
+	l.lookAtOffers()
 }
 
 func (l *loop) takeRequests() int {

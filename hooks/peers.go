@@ -16,7 +16,7 @@ import (
 // Datagrams between engines that belong to this package (ARCHITECTURE "Datagrams between engines"); the others are verbs/shm's.
 // Numbers are in host order: the sender is on this host.
 const (
-	dgClaim = 1 // cookie u64, slot u32
+	dgClaim = 1 // cookie u64, slot u32; only makes the receiver look at its offers
 	dgBell  = 2 // sender's gid [16]byte, id u32; with the bell's eventfd and, the first time, the sender's bell page
 
 	dgHead    = 8 // u32 type, u32 length of the body
@@ -28,11 +28,6 @@ const (
 func (l *loop) datagram(d shm.Datagram) {
 	from, kind, body, fds := d.From, d.Type, d.Body, d.FDs
 	switch {
-	case kind == dgClaim && len(body) == claimSize:
-		cookie := binary.NativeEndian.Uint64(body)
-		if c := l.owed[cookie]; c != nil {
-			c.claimedByNow() // the slot is the truth; the datagram only says when to look
-		}
 	case kind == dgBell && len(body) == bellSize && len(fds) >= 1 && len(fds) <= 2:
 		var gid roce.GID
 		copy(gid[:], body)
@@ -109,8 +104,16 @@ func (l *loop) sendClaim(gid [16]C.u8, cookie uint64, slot uint32) {
 		name = append(name, byte(c))
 	}
 	err := unix.Sendto(int(l.sh.dgram), b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, &unix.SockaddrUnix{Name: string(name)})
-	if err != nil { // gone or drowned: it looks at its slot by itself when its next deadline comes
-		l.log.Warn().Err(err).Msg("claim not delivered")
+	if err != nil { // gone, or its queue is full
+		l.log.Debug().Err(err).Msg("claim not delivered")
+	}
+}
+
+// lookAtOffers follows every read of the datagram socket. The slots are the truth, a CLAIM only says when to look; so one that
+// found our queue full (net.unix.max_dgram_qlen, 10) is not missed: what fills the queue is read after that claim.
+func (l *loop) lookAtOffers() {
+	for c := range l.owed {
+		l.guard(c, func() { c.claimedByNow() })
 	}
 }
 

@@ -373,6 +373,7 @@ struct slab {
 	u32 used; /* at least so many are free: SLAB_BLOCKS - used */
 };
 
+#define BOUNCES 4
 struct shim {
 	u32 abi;
 	u32 mode;	   /* enum smcr_mode */
@@ -393,6 +394,7 @@ struct shim {
 	int procfd;
 	struct registry *reg;
 	_Atomic(const struct rules *) rules; /* 0 = nobody has asked yet, or they cannot be known yet */
+	_Atomic(u8 *) bounce[BOUNCES]; /* data.c: buffers that no sendfile or splice uses now */
 	_Atomic u32 sock_hint;
 	_Atomic u32 sock_top; /* sock[i] was never used for i >= this */
 	u32 profile;	   /* enum smcr_profile */

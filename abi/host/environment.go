@@ -19,6 +19,7 @@ var environment = map[string]func(v string) string{
 	"SMCR_RULES":      func(string) string { return "" }, // package rules judges it
 	"SMCR_LOG":        func(string) string { return "" },
 	"SMCR_LOG_LEVEL":  oneOf("error", "warn", "info", "debug", "trace"),
+	"SMCR_LIBRARY":    func(string) string { return "" }, // smcr run says itself if it is no file
 	"SMCR_REPORT_DIR": func(string) string { return "" }, // from smcr run --report
 	"SMCR_HELD":       func(string) string { return "" }, // from exec
 }

@@ -172,3 +172,20 @@ func TestVersionNamesTheABI(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// Who reads a reason in smcr ss looks it up in the README.
+func TestTheReadmeNamesEveryReasonAndVariable(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := []string{"SMCR_ADAPT", "SMCR_CONFIG", "SMCR_RULES", "SMCR_LIBRARY", "SMCR_LOG", "SMCR_LOG_LEVEL", "SMCR_MODE", "SMCR_NUDGE", "SMCR_PROFILE", "SMCR_RMBE", "SMCR_RUN_DIR"}
+	for r := host.ReasonNone + 1; !strings.HasPrefix(r.String(), "0x"); r++ {
+		words = append(words, r.String())
+	}
+	for _, w := range words {
+		if !strings.Contains(string(readme), "`"+w+"`") {
+			t.Errorf("%s is not explained", w)
+		}
+	}
+}

@@ -58,6 +58,11 @@ func newRun() *cobra.Command {
 	f.BoolVar(&o.off, "off", false, "all connections stay TCP")
 	f.StringVar(&o.report, "report", "", "at the end say what the connections used: on stderr, or with --report=FILE as JSON in `FILE`")
 	f.Lookup("report").NoOptDefVal = reportText
+	// pflag would show the value that stands for none.
+	cobra.AddTemplateFunc("report", func(usage string) string {
+		return strings.Replace(usage, `--report FILE[="-"]`, `--report[=FILE]    `, 1)
+	})
+	c.SetUsageTemplate(strings.Replace(c.UsageTemplate(), ".LocalFlags.FlagUsages", "report .LocalFlags.FlagUsages", 1))
 	return c
 }
 
@@ -81,7 +86,7 @@ func (o *runOptions) run(args []string, stderr io.Writer) error {
 	case o.off:
 		env = setenv(env, "SMCR_MODE", "off")
 	}
-	for _, name := range []string{"SMCR_RUN_DIR", "SMCR_CONFIG"} { // the program may change its directory
+	for _, name := range []string{"SMCR_RUN_DIR", "SMCR_CONFIG", "SMCR_LOG"} { // the program may change its directory
 		if path := os.Getenv(name); path != "" {
 			if path, err = filepath.Abs(path); err == nil {
 				env = setenv(env, name, path)
@@ -109,12 +114,20 @@ func warnings(env []string, withDir bool) []string {
 	if w := rulesWarning(env); w != "" {
 		found = append(found, w)
 	}
+	if path := os.Getenv("SMCR_LOG"); path != "" {
+		if err := unix.Access(filepath.Dir(path), unix.W_OK|unix.X_OK); err != nil {
+			found = append(found, fmt.Sprintf("SMCR_LOG=%s: %v: nothing is logged", path, err))
+		}
+	}
 	if !withDir {
 		return found // a report needs the directory itself
 	}
 	dir, err := runDir()
 	if err == nil {
-		if err = checkDir(dir); errors.Is(err, fs.ErrNotExist) {
+		switch err = checkDir(dir); {
+		case err == nil:
+			err = checkRoom(dir)
+		case errors.Is(err, fs.ErrNotExist):
 			err = checkParent(dir) // the library makes the directory
 		}
 	}

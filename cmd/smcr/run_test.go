@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,8 +61,16 @@ func TestWhatTheEnvironmentPreventsIsSaid(t *testing.T) {
 	if err := os.Chmod(open, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	sticky := t.TempDir()
+	if err := os.Chmod(sticky, 0o777|fs.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
 	for env, want := range map[string]string{
 		"SMCR_MODE=auto":              "",
+		"SMCR_LOG=" + open + "/log":   "",
+		"SMCR_LIBRARY=/lib/x.so":      "",
+		"SMCR_LOG=/nowhere/log":       "SMCR_LOG=/nowhere/log: no such file or directory: nothing is logged",
+		"SMCR_RUN_DIR=" + sticky:      "connections stay plain TCP: " + sticky + " is open to other users: set SMCR_RUN_DIR to a directory of its own, " + sticky + "/smcr",
 		"SMCR_PROFIL=safe":            "SMCR_PROFIL is not a variable of this version: ignored",
 		"SMCR_RMBE=1g":                "SMCR_RMBE=1g: want 64k to 16m; the default is used",
 		"SMCR_RUN_DIR=" + open:        "connections stay plain TCP: " + open + " is open to other users: chmod 700 " + open,
@@ -120,6 +129,29 @@ func TestExitCodesAreTheProgramsOrEnvs(t *testing.T) {
 		// A broken binary goes to sh, as with execvp(3), which env uses; what sh makes of it is not our business.
 		if got, native := outcome(t, smcr(t, append(args, binary)...)), outcome(t, exec.Command("env", binary)); got.code != native.code {
 			t.Errorf("%s: broken binary: %+v, natively %+v", way, got, native)
+		}
+	}
+}
+
+func TestARunDirectoryWithoutRoomIsNamed(t *testing.T) {
+	for options, want := range map[string]string{
+		"size=64k,mode=700": "the file system of %s is full: make room, or set SMCR_RUN_DIR to a directory elsewhere\n",
+		"ro,mode=700":       "cannot write to %s: read-only file system: set SMCR_RUN_DIR to a directory of yours\n",
+	} {
+		for _, way := range ways {
+			c := smcr(t, append(slices.Clone(way), "sh", "-c", "echo started")...)
+			dir := envOf(c, "SMCR_RUN_DIR")
+			mount := exec.Command("unshare", append([]string{"-rm", "sh", "-c", `mount -t tmpfs -o "$1" none "$2" && shift 2 && exec "$@"`,
+				"sh", options, dir}, c.Args...)...)
+			mount.Env = c.Env
+			got, line := outcome(t, mount), fmt.Sprintf(want, dir)
+			if slices.Equal(way, ways["report"]) {
+				if d := cmp.Diff(result{"", "smcr: " + line, exitNotRun}, got, cmp.AllowUnexported(result{})); d != "" {
+					t.Error(d)
+				}
+			} else if !strings.HasPrefix(got.stderr, "smcr: connections stay plain TCP: "+line) { // the tests' library says more
+				t.Errorf("%+v", got)
+			}
 		}
 	}
 }

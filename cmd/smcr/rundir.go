@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -33,6 +34,8 @@ func checkDir(dir string) error {
 		return fmt.Errorf("%s is not a directory: remove it or set SMCR_RUN_DIR", dir)
 	case st.Uid != uint32(os.Geteuid()):
 		return fmt.Errorf("%s belongs to user %d: set SMCR_RUN_DIR to a directory of yours", dir, st.Uid)
+	case info.Mode()&fs.ModeSticky != 0: // /tmp or /dev/shm, which must stay as they are
+		return fmt.Errorf("%s is open to other users: set SMCR_RUN_DIR to a directory of its own, %s", dir, filepath.Join(dir, "smcr"))
 	case info.Mode().Perm()&0o077 != 0:
 		return fmt.Errorf("%s is open to other users: chmod 700 %s", dir, dir)
 	}
@@ -43,6 +46,21 @@ func checkDir(dir string) error {
 func checkParent(dir string) error {
 	if err := unix.Access(filepath.Dir(dir), unix.W_OK|unix.X_OK); err != nil {
 		return fmt.Errorf("cannot make %s: %w: set SMCR_RUN_DIR to a directory of yours", dir, err)
+	}
+	return checkRoom(filepath.Dir(dir))
+}
+
+// A registry and a page with some connections need no more.
+const roomNeeded = 512 << 10
+
+// checkRoom makes sure that the library can make its files in dir.
+func checkRoom(dir string) error {
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("cannot write to %s: %w: set SMCR_RUN_DIR to a directory of yours", dir, err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err == nil && st.Blocks > 0 && st.Bavail*uint64(st.Bsize) < roomNeeded {
+		return fmt.Errorf("the file system of %s is full: make room, or set SMCR_RUN_DIR to a directory elsewhere", dir)
 	}
 	return nil
 }
@@ -62,7 +80,7 @@ func newReportDir() (string, error) {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return "", fmt.Errorf("cannot make the run directory: %w: set SMCR_RUN_DIR", err)
 		}
-		if err := checkDir(dir); err != nil {
+		if err := cmp.Or(checkDir(dir), checkRoom(dir)); err != nil {
 			return "", err
 		}
 		sweep(dir)

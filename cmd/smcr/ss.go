@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -50,7 +51,10 @@ func newSS() *cobra.Command {
 			if err == nil {
 				err = checkDir(dir)
 			}
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			switch {
+			case errors.Is(err, fs.ErrNotExist) && os.Getenv("SMCR_RUN_DIR") != "": // a wrong name looks like an idle host
+				fmt.Fprintf(c.ErrOrStderr(), "smcr: %s does not exist: no process was started with this SMCR_RUN_DIR\n", dir)
+			case err != nil && !errors.Is(err, fs.ErrNotExist):
 				return err
 			}
 			found, problems := readPages(dir)

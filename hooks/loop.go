@@ -100,7 +100,9 @@ func newLoop(sh *C.struct_shim) (*loop, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := engine.Config{Devices: []verbs.Device{dev}, RMBESize: rmbeSize(uint32(sh.rmbe)), Reserve: lim.reserve, Log: l.log}
+	cfg := engine.Config{
+		Devices: []verbs.Device{dev}, RMBESize: rmbeSize(uint32(sh.rmbe)), Reserve: lim.reserve, Log: l.log, Timeouts: localTimeouts,
+	}
 	// Unique per engine: a peer keys link groups on it, and each process, each forked child, has its own.
 	copy(cfg.PeerID[:], gid[:])
 	cfg.PeerID[0] |= 1 // never zero
@@ -113,6 +115,10 @@ func newLoop(sh *C.struct_shim) (*loop, error) {
 	}
 	return l, err
 }
+
+// localTimeouts are longer than those of a network: the kernel tells when a peer on this host has ended, so one that is silent lacks
+// a processor, or is stopped, and TCP would wait for it.
+var localTimeouts = engine.Timeouts{CLC: 60 * time.Second, LLC: 30 * time.Second}
 
 // rmbeSize is SMCR_RMBE as the engine takes it: a power of two within its limits; 0 = its default.
 func rmbeSize(n uint32) int {

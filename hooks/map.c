@@ -731,6 +731,25 @@ void map_postfork(int failed)
 	lk_unlock(&S->map_lk, 0);
 }
 
+/*
+ * Another thread of the parent began it after all had been settled: it is the parent's. Whatever the child did to it (its exit
+ * alone withdraws) would happen to the block that both see, and to the parent's handshake.
+ */
+static void disown(struct sock *s)
+{
+	for (u32 fd = 0, top = top_now(); fd < top; fd++)
+		if (atomic_load(&S->fd_kind[fd]) == FD_SOCK && atomic_load(&S->fd_sock[fd]) == sock_idx(s))
+			kind_set((int)fd, FD_PLAIN);
+	if (s->stage)
+		sys(SYS_munmap, s->stage, STAGE_SIZE);
+	s->stage = 0;
+	block_leave(s->b, s->slab);
+	s->b = 0;
+	s->eps = 0;
+	atomic_store(&s->refs, 0);
+	atomic_store(&s->fds, 0);
+}
+
 void map_forked(void)
 {
 	atomic_store(&S->map_lk.w, 0);
@@ -751,9 +770,12 @@ void map_forked(void)
 		atomic_store(&s->eplk.w, 0);
 		arms_reset(s); /* threads of the parent; what they owed they ring */
 		s->watched = 0;
+		u32 st = atomic_load(&s->b->state);
 		if (!fds) { /* closed by the parent before, only its engine still had it */
 			s->b = 0;
 			s->eps = 0;
+		} else if (st == S_OFFERED || st == S_CLC || st == S_FLUSH) {
+			disown(s);
 		}
 	}
 }

@@ -487,8 +487,8 @@ static void flush_out(struct sock *s)
 	}
 }
 
-/* wait: what is staged is the kernel's then, or the engine goes on with it. */
-static void leave(struct sock *s, u32 reason, int decline, int wait)
+/* Withdraws, or asks the engine to finish or decline: 1 = it has to be waited for. */
+static int leaving(struct sock *s, u32 reason, int decline)
 {
 	struct block *b = s->b;
 
@@ -497,10 +497,17 @@ static void leave(struct sock *s, u32 reason, int decline, int wait)
 		sock_fallback(s, reason, 0);
 		engine_post(REQ_SETTLE, s, 0);
 	}
-	if (negotiating(state_of(s))) {
-		engine_post(REQ_SETTLE, s, (u64)decline);
+	if (!negotiating(state_of(s)))
+		return 0;
+	engine_post(REQ_SETTLE, s, (u64)decline);
+	return 1;
+}
+
+/* wait: what is staged is the kernel's then, or the engine goes on with it. */
+static void leave(struct sock *s, u32 reason, int decline, int wait)
+{
+	if (leaving(s, reason, decline))
 		wait_decided(s, now_ns() + SETTLE_NS);
-	}
 	if (wait)
 		flush_out(s);
 }
@@ -527,21 +534,27 @@ void sock_leave(struct sock *s, u32 reason)
 }
 
 /* Before fork, exec and exit nothing may be half-negotiated. An accepted socket that nobody used yet is not: it
- * stays what it is for the process that will use it. */
+ * stays what it is for the process that will use it. All are asked before the first is waited for. */
 void settle_all(void)
 {
-	u32 top = atomic_load(&S->sock_top);
+	i64 until = now_ns() + SETTLE_NS;
 
-	for (u32 i = 1; i < top && i < SOCK_MAX; i++) {
-		struct sock *s = &S->sock[i];
-		if (!atomic_load(&s->refs) || !s->b)
-			continue;
-		u32 st = state_of(s);
-		if ((negotiating(st) || st == S_FLUSH) && (s = sock_at(i, s->gen))) {
-			leave(s, R_LEFT_EARLY, 0, 1);
+	for (int wait = 0; wait < 2; wait++)
+		for (u32 i = 1, top = atomic_load(&S->sock_top); i < top && i < SOCK_MAX; i++) {
+			struct sock *s = &S->sock[i];
+			if (!atomic_load(&s->refs) || !s->b)
+				continue;
+			u32 st = state_of(s);
+			if ((!negotiating(st) && st != S_FLUSH) || !(s = sock_at(i, s->gen)))
+				continue;
+			if (wait) {
+				wait_decided(s, until);
+				flush_out(s);
+			} else {
+				leaving(s, R_LEFT_EARLY, 0);
+			}
 			sock_drop(s);
 		}
-	}
 }
 
 /* Does a thread or a bell of this side wait to write? */

@@ -18,7 +18,7 @@ var stages = []struct {
 	name string
 	args []string
 }{
-	{"unit tests with the race detector", []string{"-race", "-shuffle=on", "./abi/...", "./engine/...", "./verbs/...", "./kernel/...", "./cmd/..."}},
+	{"unit tests with the race detector", []string{"-race", "-shuffle=on", "./abi/...", "./engine/...", "./verbs/...", "./rules/...", "./kernel/...", "./cmd/..."}},
 	{"simulations, and unit tests with C", []string{"-shuffle=on", "./engine/...", "./hooks/...", "./preload/..."}},
 	{"black-box tests", []string{"-p=1", "-timeout=20m", "./tests/..."}},
 }

@@ -316,7 +316,7 @@ func (g *LinkGroup) onAddLink(l *Link, m *llc.AddLink) {
 		reply.Reply, reply.Reject, reply.Reason = true, true, reason
 		g.settling = g.adding()
 		l.send(&reply, g.settled)
-		if g.state != groupDown {
+		if g.state != groupDown && x.via == l { // else the link has failed, and the exchange with it
 			g.over(fsm.Refused)
 			g.next()
 		}

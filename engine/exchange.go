@@ -215,7 +215,9 @@ func (g *LinkGroup) carrierFailed() {
 	g.reset()
 	switch x.state {
 	case fsm.AddLinkSent, fsm.ContSent, fsm.AwaitCont:
-		g.remove(x.link)
+		if x.link != nil { // a refusal that could not be sent is of no link
+			g.remove(x.link)
+		}
 		g.todo.addLink = g.key.role == RoleServer
 	case fsm.DeleteLinkSent:
 		g.todo.drops = append([]*Link{x.link}, g.todo.drops...)

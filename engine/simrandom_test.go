@@ -199,6 +199,13 @@ func randomOptions(seed uint64) simOptions {
 	return o
 }
 
+// What random runs found: a refusal of ADD LINK over a link that breaks with it.
+func TestFaultsThatWereFoundAtRandom(t *testing.T) {
+	for _, seed := range []uint64{838} {
+		mustSimulate(t, "seed", randomOptions(seed), random)
+	}
+}
+
 // Each seed is some hosts, connections and faults; the streams are checked from end to end.
 func TestRandomFaults(t *testing.T) {
 	if *simSeed != 0 {

@@ -43,10 +43,11 @@ static void set_kind(int fd, int kind)
 		atomic_store_explicit(&S->fd_kind[fd], (u8)kind, memory_order_release);
 }
 
-/* A vfork child borrows its parent's memory: it must not change what the parent knows. */
-static int borrowed(void)
+/* What was noted of the number before its connect is about another socket, or has had its effect. */
+static void early_over(int fd)
 {
-	return (u32)sys(SYS_getpid) != S->pid;
+	if ((unsigned)fd < FD_MAX && unlikely(atomic_load_explicit(&S->fd_early[fd], memory_order_relaxed)) && !borrowed())
+		atomic_store_explicit(&S->fd_early[fd], 0, memory_order_relaxed);
 }
 
 /* ---- server ---- */
@@ -142,8 +143,7 @@ int h_accept4(int fd, struct sockaddr *sa, socklen_t *len, int flags)
 		return n;
 	if (kind_of(n) != FD_UNKNOWN)
 		fd_closed(n); /* closed behind our back and reused */
-	if ((unsigned)n < FD_MAX && unlikely(atomic_load_explicit(&S->fd_early[n], memory_order_relaxed)) && !borrowed())
-		atomic_store_explicit(&S->fd_early[n], 0, memory_order_relaxed);
+	early_over(n);
 	if (kind_of(fd) == FD_LISTENER || kind_of(fd) == FD_PLAIN) {
 		int e = errno;
 		if (!borrowed())
@@ -347,8 +347,8 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	} else if (v.reason && (r == 0 || e == EINPROGRESS)) {
 		plain(fd, v.reason);
 	}
-	if ((r == 0 || e == EINPROGRESS) && (unsigned)fd < FD_MAX && atomic_load_explicit(&S->fd_early[fd], memory_order_relaxed) && !borrowed())
-		atomic_store_explicit(&S->fd_early[fd], 0, memory_order_relaxed);
+	if (r == 0 || e == EINPROGRESS)
+		early_over(fd);
 	if (must && fresh && (r == 0 || e == EINPROGRESS) && sa &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);

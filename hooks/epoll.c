@@ -173,12 +173,6 @@ static int req_swap(struct ep_entry *e, struct ep_req *was, struct ep_req now)
 	return done;
 }
 
-/* A vfork child borrows its parent's memory. */
-static int borrowed(void)
-{
-	return (u32)sys(SYS_getpid) != S->pid;
-}
-
 /* ---- memory ---------------------------------------------------------------------------------------------- */
 
 static void *map_zero(size_t len)

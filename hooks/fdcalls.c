@@ -15,11 +15,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-static int borrowed(void)
-{
-	return (u32)sys(SYS_getpid) != S->pid;
-}
-
 static int fail(int err)
 {
 	errno = err;

@@ -25,6 +25,9 @@ static inline long sys6(long nr, long a, long b, long c, long d, long e, long f)
 #define sys6_(n, a, b, c, d, e, f) sys6(n, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 #define sys5_(n, a, b, c, d, e) sys6(n, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), 0)
 
+/* A vfork child borrows its parent's memory: it must not change what the parent knows. */
+#define borrowed() ((u32)sys(SYS_getpid) != S->pid)
+
 /* All signals wait; the mask to give back to unquiet. */
 static inline unsigned long quiet(void)
 {

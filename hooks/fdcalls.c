@@ -63,18 +63,19 @@ static void early_gone(int fd)
 }
 
 /* What has to be decided while the number still names the socket. One of several holders just leaves; an accepted
- * connection that nobody used yet is the business of whoever keeps it. */
-static void decide(int fd)
+ * connection that nobody used yet is the business of whoever keeps it. 1 = the kernel's socket is to be reset. */
+static int decide(int fd)
 {
 	struct sock *s = sock_get(fd, 1);
+	int reset = 0;
 
 	if (!s)
-		return;
+		return 0;
 	u32 st = state_of(s), last = atomic_load(&s->fds) == 1;
 
 	if (unlikely(atomic_load(&s->b->flags) & BF_LOST)) {
 		if (st == S_ACTIVE && last && atomic_load(&s->b->procs) == 1)
-			tcp_reset(fd); /* who got it in a message cannot use it */
+			reset = 1; /* who got it in a message cannot use it */
 		else if (st == S_ACCEPTED)
 			st = S_TCP; /* inherited, and not wanted: nobody hears of it */
 	}
@@ -82,6 +83,7 @@ static void decide(int fd)
 			     : (st == S_OFFERED || st == S_CLC || st == S_FLUSH) && (last || s->fd == fd))
 		sock_settle(s, !atomic_load(&s->held)); /* the engine goes on with what is staged, if it has it yet */
 	sock_put(s);
+	return reset;
 }
 
 /* Withdraws what the map says of a number that is about to be closed or replaced. Returns the listener for reg_gone. */
@@ -89,8 +91,10 @@ static u32 let_go(int fd)
 {
 	u32 listener = 0;
 
-	decide(fd);
+	int reset = decide(fd);
 	struct sock *s = fd_forget(fd, &listener);
+	if (reset) /* now that our loop does not watch it: its look would take the error from who holds the socket */
+		tcp_reset(fd);
 	/* Before the kernel's close: that is a cancellation point, and may not come back. */
 	if (s)
 		sock_put(s);

@@ -43,14 +43,19 @@ static void plain_locked(struct sock *s)
 	sock_plain(s);
 }
 
-/* Leaves the socket in the state of one that was never connected: both sides see a reset. */
+/*
+ * Leaves the socket in the state of one that was never connected: both sides see a reset. Who waits in the kernel's recv
+ * meanwhile (the holder of a passed descriptor) gets EPIPE from Linux 6.7 on; 6.4 to 6.6 refuse while somebody waits, so he
+ * is given the end first.
+ */
 void tcp_reset(int fd)
 {
 	struct linger now = {1, 0};
 	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
 	sys(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-	sys(SYS_connect, fd, &none, sizeof none);
+	if (sys(SYS_connect, fd, &none, sizeof none) == -EBUSY)
+		sys(SYS_shutdown, fd, SHUT_RDWR);
 }
 
 static void decided_tcp(struct sock *s, u32 reason, u32 diagnosis)

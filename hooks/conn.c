@@ -332,9 +332,10 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
+	int goes_on = r == 0 || e == EINPROGRESS || e == EINTR; /* interrupted, the kernel connects all the same */
 
 	if (slot >= 0) {
-		if (r == 0 || e == EINPROGRESS) {
+		if (goes_on) {
 			int bad = offered(fd, slot, cookie, to, must);
 			if (bad) {
 				errno = bad;
@@ -344,12 +345,12 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 			reg_withdraw(slot, cookie);
 			reg_done(slot, cookie);
 		}
-	} else if (v.reason && (r == 0 || e == EINPROGRESS)) {
+	} else if (v.reason && goes_on) {
 		plain(fd, v.reason);
 	}
-	if (r == 0 || e == EINPROGRESS)
+	if (goes_on)
 		early_over(fd);
-	if (must && fresh && (r == 0 || e == EINPROGRESS) && sa &&
+	if (must && fresh && goes_on && sa &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);
 	errno = e;

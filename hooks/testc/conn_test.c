@@ -1,5 +1,6 @@
 /* conn.c: what connect returns, and what becomes of the offer. build: conn.c */
 #include "../../preload/real.h"
+#include "../../kernel/smcr.h"
 #include "../registry.h"
 #include "alone.h"
 
@@ -33,6 +34,11 @@ int epoll_early(int fd) { return (void)fd, 0; }
 int epoll_take(struct sock *s, int fd) { return (void)s, (void)fd, 0; }
 void fd_closed(int fd) { (void)fd; }
 int fd_dup(int from, int to) { return (void)from, (void)to, 0; }
+void fd_seen(int fd) { (void)fd; }
+void hook_decline(int fd, int client, u32 reason) { (void)fd, (void)client, (void)reason; }
+int hook_offer(int fd) { return (void)fd, -ENOPROTOOPT; }
+int hook_take(int fd) { return (void)fd, -ENOPROTOOPT; }
+int hook_verdict(int fd) { return (void)fd, SMCR_UNKNOWN; }
 int lane_wait(struct sock *s, int dir, i64 until) { return (void)s, (void)dir, (void)until, 0; }
 void reg_done(int slot, u64 cookie) { CHECK(slot == 5 && cookie == 99); }
 int reg_haste(u32 listener) { return (void)listener, 0; }
@@ -48,6 +54,7 @@ void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v) 
 int rules_listen(int fd) { return (void)fd, 0; }
 void rules_load(void) {}
 struct sock *sock_get(int fd, int check) { return (void)fd, (void)check, made ? one : 0; }
+void sock_agreed(struct sock *s, u32 source) { (void)s, (void)source; }
 void sock_hand_back(struct sock *s) { (void)s; }
 void sock_leave(struct sock *s, u32 reason) { (void)s, (void)reason; }
 struct sock *sock_new(int fd, u32 role, u32 state)

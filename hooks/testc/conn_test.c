@@ -46,6 +46,7 @@ int reg_listen(int fd) { return (void)fd, 0; }
 int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *to) { return (void)sa, (void)len, *to = 1, 0; }
 int reg_offer(int fd, u64 *cookie) { return (void)fd, *cookie = 99, 5; }
 int reg_ready(void) { return 0; }
+int reg_shunned(const struct sockaddr *sa, socklen_t len) { return (void)sa, (void)len, 0; }
 void reg_refuse(int fd) { (void)fd; }
 void reg_set_gid(int slot, u64 cookie, const u8 gid[16]) { (void)slot, (void)cookie, (void)gid; }
 int reg_withdraw(int slot, u64 cookie) { return (void)slot, (void)cookie, withdrawn++, 0; /* a server has claimed */ }

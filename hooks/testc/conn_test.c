@@ -103,6 +103,7 @@ int main(void)
 	S->pid = (u32)getpid();
 	S->real = &libc;
 	S->rules = (void *)1;
+	S->discovery = 1u << SOURCE_REGISTRY;
 	one = &S->sock[1];
 	one->b = &block;
 	answers();

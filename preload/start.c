@@ -31,6 +31,7 @@
 #define TRIAL_PATIENCE_MS 500
 #define ROOM_THREADS 64		   /* below so many free threads a trial decides */
 #define ROOM_FDS 8
+#define ROOM_FILE (64l << 20)	   /* how long one of ours may become */
 #define ROOM_MEMORY (256l << 20) /* to be left under a limit of the address space */
 #define THREAD_STACK (256 << 10)
 
@@ -258,6 +259,8 @@ static int verdict(void)
 		return -R_SECCOMP;
 	if (limited(RLIMIT_AS, &cur) || limited(RLIMIT_DATA, &cur))
 		return R_RLIMIT_AS;
+	if (!fits(ROOM_FILE))
+		return -R_MEMORY;
 	struct sysinfo si;
 	/* Threads of all users are more than this user's. `procs` is 16 bits wide: a limit beyond that is no concern. */
 	if (limited(RLIMIT_NPROC, &cur) && cur < 65536 + ROOM_THREADS &&
@@ -507,6 +510,8 @@ static int image(int file)
 	i64 left = sys(SYS_lseek, file, 0, SEEK_END);
 	if (!head || !data || left < (i64)head->p_filesz)
 		return -ENOEXEC;
+	if (!fits((u64)left)) /* lowered since the engine started */
+		return -EFBIG;
 	char *map = (char *)sys(SYS_mmap, 0, head->p_filesz, PROT_READ, MAP_PRIVATE, file, 0);
 	if ((u64)map >= -4095ul)
 		return -ENOMEM;

@@ -414,7 +414,7 @@ struct shim {
 	_Atomic u32 asked; /* there may be numbers that are FD_ASKED */
 	u32 rmbe;	   /* SMCR_RMBE in bytes, 0 = default */
 	/* behind what every process writes when it starts: the fewer pages the better */
-	u64 boot[192];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
+	u64 boot[128];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
 	char boot_text[8192]; /* the strings in it */
 	/* queue to the engine: many writers, one reader */
 	_Atomic u32 qhead, qused; /* index + 1: of the newest request; of the cells ever used */

@@ -220,7 +220,7 @@ func (c *conn) isAgreed() bool { return c.s != nil && uint32(c.s.b.flags)&C.BF_A
 // agreed begins at once: the peer may be anywhere, waits for us, and tells nobody when it has lost patience.
 func (c *conn) agreed(start func() *engine.Conn) {
 	c.negotiate(start)
-	if c.phase == phaseCLC && !c.settling {
+	if c.phase == phaseCLC {
 		c.setDeadline(c.l.now + agreedTime)
 	}
 }
@@ -253,6 +253,9 @@ func (c *conn) negotiate(start func() *engine.Conn) {
 	c.phase = phaseCLC
 	c.setDeadline(0)
 	c.ec = start()
+	if c.phase == phaseCLC && c.settling { // before it may be too late
+		c.decline()
+	}
 	if c.phase != phaseCLC { // refused at once
 		return
 	}

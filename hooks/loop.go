@@ -265,6 +265,7 @@ func (l *loop) request(r *C.struct_req) {
 	switch r.op {
 	case C.REQ_CLIENT:
 		c := l.newConn(idx, gen)
+		c.settling = r.arg&C.REQ_LEAVE != 0
 		if c.isAgreed() {
 			c.agreed(func() *engine.Conn { return l.eng.Client(c, c.subnet(), l.now) })
 		} else {

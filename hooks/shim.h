@@ -263,7 +263,7 @@ enum rule_use { USE_SMC = 0, USE_TCP = 1, USE_REQUIRE = 2 };
 struct rule {
 	u8 use, roles, eager, shm;
 	u16 family; /* 0 = any peer */
-	u8 bits;
+	u8 bits, known;
 	u16 first, last; /* ports */
 	u32 line;
 	u8 addr[16];
@@ -463,6 +463,7 @@ extern struct shim *smcr_shim HIDDEN;
 #define EARLY_EPOLL 4u	 /* it is in an epoll set: */
 #define EARLY_KNOWN 8u	 /*  which, and for what, is written down; */
 #define EARLY_UNSURE 16u /*  or not */
+#define EARLY_AGREED 64u /* FD_ASKED: a rule says that the peer speaks SMC-R */
 #define EARLY_OUT 32u	 /* an option that the kernel does not tell keeps it from SMC-R */
 
 enum smcr_mode { MODE_AUTO, MODE_OFF, MODE_REQUIRE };
@@ -620,9 +621,10 @@ struct verdict {
 	u32 use;    /* enum rule_use */
 	u32 reason; /* not 0: plain TCP, for that reason */
 	u32 eager;  /* negotiate at accept */
+	u32 known;  /* the other end speaks SMC-R even if nobody else says so: SOURCE_RULES */
 };
 void rules_load(void) HIDDEN; /* nothing, or what the first of the following would do first */
-int rules_listen(int fd) HIDDEN; /* 0 = some client may get SMC-R, or -reason */
+int rules_listen(int fd, struct verdict *v) HIDDEN; /* 0 = some client may get SMC-R, or -reason */
 void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v) HIDDEN;
 void rules_accepted(int fd, struct verdict *v) HIDDEN;
 void rules_decide(const struct rules *t, u32 role, u16 port, const struct place *peer, struct verdict *v) HIDDEN; /* peer 0: any */

@@ -236,6 +236,9 @@ func (c *conn) tcpEvent(events uint32) {
 		c.withdraw(C.R_PLAIN_BYTES)
 	case phaseCLC:
 		c.readCLC()
+		if c.phase == phaseCLC && events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+			c.eof(false) // behind half a message, which hides it and is nothing for the program to read
+		}
 	case phaseFlush:
 		c.flush()
 	case phaseActive:
@@ -252,12 +255,7 @@ func (c *conn) readCLC() {
 			return
 		}
 		if err != nil || n == 0 {
-			// What the peer sent over the link before it closed came first, and may be all that was still missing.
-			c.l.poll()
-			if c.phase == phaseCLC {
-				c.ended = true
-				c.ec.EOF(c.l.now)
-			}
+			c.eof(true)
 			return
 		}
 		need, err := engine.Need(buf[:n])
@@ -278,6 +276,15 @@ func (c *conn) readCLC() {
 			return
 		}
 		c.ec.CLC(buf[:need], c.l.now)
+	}
+}
+
+// eof: the TCP connection ended. What the peer sent over the link before it closed came first, and may be all that was still missing.
+func (c *conn) eof(clean bool) {
+	c.l.poll()
+	if c.phase == phaseCLC {
+		c.ended = clean
+		c.ec.EOF(c.l.now)
 	}
 }
 

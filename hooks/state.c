@@ -151,7 +151,7 @@ void sock_hand_back(struct sock *s)
 void sock_broken(struct sock *s, u32 reason, int err)
 {
 	struct block *b = s->b;
-	int nested = lk_lock(&b->lock);
+	int nested = lk_lock(&b->lock), ntx = lk_lock(&b->tx); /* a sender may be filling what stage_drop unmaps */
 
 	if (negotiating(state_of(s))) {
 		atomic_store(&b->reason, reason);
@@ -163,6 +163,7 @@ void sock_broken(struct sock *s, u32 reason, int err)
 		stage_drop(s);
 		atomic_store_explicit(&b->state, S_BROKEN, memory_order_release);
 	}
+	lk_unlock(&b->tx, ntx);
 	lk_unlock(&b->lock, nested);
 	sock_fire(s);
 }

@@ -161,8 +161,15 @@ func (a *attacker) connect(l lie) (c *conn) {
 // accept is a session as the server of whoever comes next.
 func (a *attacker) accept(listener int, l lie) {
 	a.lie = &l
-	fd, _, err := unix.Accept(listener)
-	must(fd, err)
+	fd := -1
+	for fd < 0 { // whoever has lost patience meanwhile has taken his offer with him
+		n, _, err := unix.Accept(listener)
+		if info := must(unix.GetsockoptTCPInfo(must(n, err), unix.IPPROTO_TCP, unix.TCP_INFO)); info.State == unix.BPF_TCP_ESTABLISHED {
+			fd = n
+		} else {
+			unix.Close(n)
+		}
+	}
 	defer unix.Close(fd)
 	var s slot
 	if !a.until(patience, func() (ok bool) { s, ok = a.reg.claim(); return ok }) {

@@ -64,8 +64,9 @@ type conn struct {
 	accepted engine.Instant // since when the peer's socket is known to be accepted
 	settling bool
 	looked   int
-	full     int  // a sender waits for room in staging: 1 for the first time, 2 longer
-	ended    bool // the TCP connection ended during the handshake
+	full     int    // a sender waits for room in staging: 1 for the first time, 2 longer
+	ended    bool   // the TCP connection ended during the handshake
+	over     func() // once, when the handshake is
 }
 
 func (l *loop) newConn(idx, gen uint32) *conn {
@@ -88,9 +89,17 @@ func (c *conn) setDeadline(t engine.Instant) {
 	}
 }
 
+func (c *conn) handshakeOver() {
+	if c.over != nil {
+		c.over()
+		c.over = nil
+	}
+}
+
 // drop ends what the loop does for a connection that is plain TCP or closed.
 func (c *conn) drop() {
 	c.phase = phaseDone
+	c.handshakeOver()
 	c.setDeadline(0)
 	delete(c.l.owed, c)
 	if c.l.conns[c.idx] == c {
@@ -198,10 +207,13 @@ func (c *conn) peerAccepted() bool {
 
 // ---- server: the claim ----
 
-func (c *conn) claimed(slot int) {
+// half is what reg_begin counts the handshake by.
+func (c *conn) claimed(slot int, half uint32) {
 	if c.s == nil {
+		C.reg_over(C.u32(half))
 		return
 	}
+	c.over = func() { C.reg_over(C.u32(half)) }
 	var gid [16]C.u8
 	peer := C.u64(c.s.b.peer_cookie)
 	if C.reg_get_gid(C.int(slot), peer, &gid[0]) == 0 {
@@ -312,6 +324,7 @@ func (c *conn) Established(r engine.Rings) {
 	}
 	c.setDeadline(0)
 	c.phase = phaseActive
+	c.handshakeOver()
 	c.watch(watchActive)
 	c.s.watched = 1
 	C.sock_established(c.s, &cr)
@@ -376,6 +389,7 @@ func (c *conn) fallback(reason, diagnosis uint32) {
 	c.l.log.Warn().Uint32("conn", c.idx).Int("fd", c.fd()).Uint32("diagnosis", diagnosis).
 		Str("reason", C.GoString(C.reason_word(C.u32(reason)))).Msg("connection uses plain TCP")
 	c.l.unwatch(c.fd()) // before the fd is the program's alone
+	c.handshakeOver()
 	delete(c.l.owed, c)
 	if C.sock_fallback(c.s, C.u32(reason), C.u32(diagnosis)) > 0 {
 		c.phase = phaseFlush

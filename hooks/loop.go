@@ -266,7 +266,7 @@ func (l *loop) request(r *C.struct_req) {
 			c.settle(true)
 		}
 	case C.REQ_SERVER:
-		l.newConn(idx, gen).claimed(int(r.arg))
+		l.newConn(idx, gen).claimed(int(uint32(r.arg)), uint32(r.arg>>32))
 	case C.REQ_SETTLE:
 		if c != nil {
 			c.settle(r.arg != 0)

@@ -80,7 +80,8 @@ enum fd_kind {
 	X(EXEC, "exec")				  /* established before an exec: the new image lacks it */ \
 	X(HASTE, "short-connections")		  /* client: those to this listener end too soon */            \
 	X(RULE, "rule")				  /* a rule says so */                                    \
-	X(RULES_BAD, "bad-rules-file")		  /* the rules file cannot be used */
+	X(RULES_BAD, "bad-rules-file")		  /* the rules file cannot be used */                     \
+	X(HALF_OPEN, "half-open")		  /* server: the client has HALF_OPEN_MAX handshakes under way */
 enum smcr_reason {
 #define X(s, w) R_##s,
 	SMCR_REASONS(X)
@@ -322,7 +323,7 @@ enum engine_state { ENG_COLD = 0, ENG_STARTING = 1, ENG_READY = 2, ENG_DEAD = 3 
 /* What C asks of the engine (queue.c). sock and gen name the connection. */
 enum req_op {
 	REQ_CLIENT = 1, /* S_OFFERED: watch for the claim, then run CLC as client; arg = registry slot; with REQ_LEAVE: decline */
-	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot */
+	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot | reg_begin's answer << 32 */
 	REQ_SETTLE,	/* finish, withdraw or decline now: the program closes, shuts down, forks, execs */
 	REQ_STAGE_FULL, /* a sender waits: withdraw if nobody claims within 20 ms */
 	REQ_CLOSED,	/* last fd of this process is closed: release when both sides are done */
@@ -373,6 +374,10 @@ struct slab {
 	u32 used; /* at least so many are free: SLAB_BLOCKS - used */
 };
 
+/* Handshakes under way with one client process; those of others are not delayed by who begins them and says no more. */
+#define HALF_OPEN_MAX 1024u
+#define HALF_OPEN_PEERS 256 /* counted by a hash */
+
 #define BOUNCES 4
 struct shim {
 	u32 abi;
@@ -401,6 +406,7 @@ struct shim {
 	u32 nudge;
 	u32 adapt;	   /* SMCR_ADAPT: reg_haste */
 	u32 rmbe;	   /* SMCR_RMBE in bytes, 0 = default */
+	_Atomic u32 half_open[HALF_OPEN_PEERS]; /* see reg_begin */
 	/* behind what every process writes when it starts: the fewer pages the better */
 	u64 boot[192];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
 	char boot_text[8192]; /* the strings in it */
@@ -625,6 +631,9 @@ void reg_ended(u32 which, int paid) HIDDEN; /* one to it has: was it worth a han
 int reg_offer(int fd, u64 *cookie) HIDDEN; /* slot >= 0, or -reason */
 int reg_find(u64 cookie) HIDDEN;	   /* slot with that cookie in REG_OFFERED, or -1 */
 int reg_claim(int slot, u64 cookie) HIDDEN; /* 1 = ours now; the client's engine name is then read by the engine */
+/* Server, before the claim: counts a handshake with whoever made that offer until reg_over. A number, or -reason: he has too many. */
+int reg_begin(int slot) HIDDEN;
+void reg_over(u32 number) HIDDEN;
 int reg_withdraw(int slot, u64 cookie) HIDDEN; /* 1 = nobody had claimed it */
 int reg_state(int slot, u64 cookie) HIDDEN; /* enum reg_state */
 void reg_done(int slot, u64 cookie) HIDDEN; /* the slot is free again */

@@ -175,7 +175,7 @@ static void claim(struct sock *s)
 	struct block *b = s->b;
 	struct diag d;
 	u32 why = R_NO_CLIENT, lost = S_ACCEPTED;
-	int slot = -1, r;
+	int slot = -1, half = -1, r;
 
 	if (unlikely(atomic_load(&b->flags) & BF_LOST)) {
 		atomic_compare_exchange_strong(&b->state, &lost, S_CLC);
@@ -190,6 +190,8 @@ static void claim(struct sock *s)
 		why = r == -EMFILE || r == -ENFILE ? R_NO_FD : R_NO_CLIENT;
 	} else if ((slot = reg_find(d.cookie)) >= 0) {
 		r = engine_start();
+		if (r == 0)
+			r = half = reg_begin(slot);
 		if (r < 0) {
 			why = (u32)-r;
 			slot = -1;
@@ -202,11 +204,17 @@ static void claim(struct sock *s)
 		if (slot >= 0 && reg_claim(slot, d.cookie)) {
 			b->peer_cookie = d.cookie;
 			atomic_store_explicit(&b->state, S_CLC, memory_order_release);
-			engine_post(REQ_SERVER, s, (u64)slot);
+			r = engine_post(REQ_SERVER, s, (u64)slot | (u64)half << 32);
+			if (r == 0)
+				half = -1; /* the engine's */
+			else if (r == -EAGAIN) /* it is stuck: nobody would ever answer */
+				sock_broken(s, R_ENGINE, ECONNRESET);
 		} else {
 			sock_fallback(s, why, 0);
 		}
 	}
+	if (half >= 0)
+		reg_over((u32)half);
 	lk_unlock(&b->lock, nested);
 }
 

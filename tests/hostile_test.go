@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -181,5 +182,65 @@ func TestAStrangersDatagramsCostNothing(t *testing.T) {
 			w.Fail("%s", said)
 		}
 		return said
+	})
+}
+
+// A client that begins 5,000 handshakes and goes on with none, and 5,000 plain connections on which nobody says anything. Clients
+// that come later are served at once: by SMC-R, while the silent ones would have 60 s.
+func TestSilentClientsDelayNobody(t *testing.T) {
+	const silent, limit = 5000, 1024
+	underLibrary(t, func(t *testing.T, sum harness.Counts) {
+		if sum.Fallbacks["half-open"] != silent-limit || sum.SMC < 2*(4+20) {
+			t.Errorf("want %d refused, and all others served: %+v", silent-limit, sum)
+		}
+	}, func(w *harness.World) string {
+		program := hostile(w)
+		server, port := w.Redis("--maxclients", "15000", "--tcp-backlog", "4096")
+		address := fmt.Sprintf("127.0.0.1:%d", port)
+		witness := func() {
+			began := time.Now()
+			if said := askRedis(w, port, "PING"); said != "PONG\n" {
+				w.Fail("%s", said)
+			}
+			if took := time.Since(began); took > soon {
+				w.Fail("a client was served after %v", took)
+			}
+		}
+		witness()
+		plain := make([]net.Conn, silent)
+		for i := range plain {
+			var err error
+			if plain[i], err = net.Dial("tcp", address); err != nil {
+				w.Fail("%v", err)
+			}
+			defer plain[i].Close()
+		}
+		witness()
+		quiet := w.Start(harness.Command{Plain: true, Args: []string{program, "silent", w.RunDir(), address, strconv.Itoa(silent)}})
+		quiet.Saw("silent ")
+		quiet.Saw("\n")
+		if want := fmt.Sprintf("silent %d claimed %d refused %d\n", silent, limit, silent-limit); quiet.Out.String() != want {
+			w.Fail("%s, want %s", quiet.Out.String(), want)
+		}
+		witness()
+		// Somebody who looks whether the port is open, and goes.
+		for range 1000 {
+			c, err := net.Dial("tcp", address)
+			if err != nil {
+				w.Fail("%v", err)
+			}
+			c.Close()
+		}
+		witness()
+		quiet.Signal(syscall.SIGKILL)
+		quiet.Wait()
+		for end := time.Now().Add(soon); costsOf(w, server).descriptors > silent+100; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(end) {
+				w.Fail("the server keeps %d descriptors for silent clients that are gone", costsOf(w, server).descriptors-silent)
+			}
+		}
+		// And there is room again.
+		w.Run(harness.Command{Args: []string{"redis-benchmark", "-p", strconv.Itoa(port), "-q", "-c", "20", "-n", "2000", "-t", "set"}})
+		return ""
 	})
 }

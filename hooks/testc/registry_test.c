@@ -477,6 +477,26 @@ static void offers_test(void)
 		reg_set_gid(bad[i], c, gid);
 	}
 	CHECK(reg_find(0) == -1 && taken() == 0);
+	/* Handshakes under way with one process; another one's do not count. */
+	n = reg_offer(fd, &c);
+	int half = reg_begin(n), next;
+	CHECK(half >= 0 && half < HALF_OPEN_PEERS && reg_begin(-1) == -R_REGISTRY && reg_begin(OFFERS) == -R_REGISTRY);
+	for (u32 i = 1; i < HALF_OPEN_MAX; i++)
+		CHECK(reg_begin(n) == half);
+	for (int i = 0; i < 3; i++)
+		CHECK(reg_begin(n) == -R_HALF_OPEN);
+	reg_over((u32)half);
+	CHECK(reg_begin(n) == half && reg_begin(n) == -R_HALF_OPEN);
+	tab()->own[n] ^= 1;
+	CHECK((next = reg_begin(n)) >= 0 && next != half);
+	tab()->own[n] ^= 1;
+	reg_over((u32)next);
+	for (u32 i = 0; i < HALF_OPEN_MAX; i++)
+		reg_over((u32)half);
+	reg_over(HALF_OPEN_PEERS);
+	for (int i = 0; i < HALF_OPEN_PEERS; i++)
+		CHECK(!S->half_open[i]);
+	reg_done(n, c);
 	/* Full: an error, and room again afterwards. */
 	int slot;
 	u32 b = bucket_of(c) & ~(u32)(2 * BUCKET - 1);

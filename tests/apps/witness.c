@@ -13,6 +13,8 @@ static void stop(int sig) { enough = 1; }
 
 static void ask(int fd, uint64_t *seed)
 {
+	if (mix(seed) % 2) /* the server falls asleep */
+		usleep(mix(seed) % 3000);
 	size_t n = 1 + mix(seed) % (mix(seed) % 8 ? 500 : sizeof out);
 	fill(seed, (void *)out, n);
 	send_all(fd, out, n);

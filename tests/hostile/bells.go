@@ -55,6 +55,22 @@ func (a *attacker) ring(c *conn) {
 	time.Sleep(200 * time.Microsecond)
 }
 
+// silence takes from the victim's bells, for a while, whatever others ring.
+func (a *attacker) silence(c *conn, limit time.Duration) {
+	if !a.until(patience, func() bool { return a.bells[c.victim] != nil && a.bells[c.victim].page != nil }) {
+		a.wrong = append(a.wrong, "no bell was handed over")
+		return
+	}
+	b := a.bells[c.victim]
+	for end := time.Now().Add(limit); time.Now().Before(end); {
+		for range 1000 {
+			for at := 0; at < 4*576; at += 8 {
+				atomic.StoreUint64((*uint64)(unsafe.Pointer(&b.page[at])), 0)
+			}
+		}
+	}
+}
+
 // bell is a BELL datagram of ours.
 func (a *attacker) bell(to roce.GID, id uint32, fds ...int) {
 	a.send(to, 2, binary.NativeEndian.AppendUint32(a.gid[:16:16], id), fds...)

@@ -186,7 +186,11 @@ func (a *attacker) lies(server bool) (all []lie) {
 			return append(b, make([]byte, 8192)...)[:n]
 		}})
 	}
-	return slices.Concat(all, a.exports(), a.later(), a.scribbles())
+	all = slices.Concat(all, a.exports(), a.later(), a.scribbles())
+	if !server { // those who come to us sleep in recv, without a bell
+		all = append(all, a.hush())
+	}
+	return all
 }
 
 // exports are lies about the memory behind our RMB.
@@ -314,6 +318,11 @@ func (a *attacker) scribbles() (all []lie) {
 		}
 	}
 	return all
+}
+
+// hush is about what all peers of the victim share, its bells: see docs/security.md. It hears again when we are gone.
+func (a *attacker) hush() lie {
+	return lie{name: "bells hushed", wants: established, after: func(c *conn) { a.silence(c, 300*time.Millisecond) }}
 }
 
 func word(v uint64) []byte { return (*[8]byte)(unsafe.Pointer(&v))[:] }

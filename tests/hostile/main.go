@@ -76,9 +76,7 @@ func (a *attacker) renew() {
 		unix.Close(a.dgram) // the kernel tells all whom we knew that we are gone
 	}
 	a.dgram = must(unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0))
-	for i := range a.gid {
-		a.gid[i] = byte(1 + a.rnd.IntN(255))
-	}
+	must(unix.Getrandom(a.gid[:], 0)) // not of the seed: whoever comes again under a name is one whom the victim knows
 	must(0, unix.Bind(a.dgram, &unix.SockaddrUnix{Name: "\x00" + string(a.gid[:])}))
 	a.dev = must(shm.New(shm.Config{FD: a.dgram, GID: a.gid, Foreign: a.foreign}))
 	a.bells = map[roce.GID]*bells{}

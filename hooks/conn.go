@@ -6,7 +6,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -26,6 +25,8 @@ const (
 	stageTimeout = engine.Instant(20 * time.Millisecond)  // a sender waits for room in staging, and nobody has accepted
 	stageAgain   = engine.Instant(200 * time.Millisecond) // the same, accepted: that process may have an engine to start
 	settleTime   = engine.Instant(100 * time.Millisecond)
+	agreedTime   = engine.Instant(6 * time.Second) // as long as a kernel waits for each message (RFC 7609 §C.2)
+	dueAfter     = engine.Instant(500 * time.Millisecond)
 	halfEvery    = engine.Instant(50 * time.Millisecond)
 )
 
@@ -65,8 +66,11 @@ type conn struct {
 	settling bool
 	looked   int
 	full     int    // a sender waits for room in staging: 1 for the first time, 2 longer
+	heard    bool   // a CLC message came
+	late     bool   // agreedTime has passed once
 	ended    bool   // the TCP connection ended during the handshake
 	over     func() // once, when the handshake is
+	crowded  bool   // the peer has too many of them
 }
 
 func (l *loop) newConn(idx, gen uint32) *conn {
@@ -86,6 +90,14 @@ func (c *conn) setDeadline(t engine.Instant) {
 		delete(c.l.timed, c)
 	} else {
 		c.l.timed[c] = struct{}{}
+	}
+}
+
+// begun: a server's handshake counts until it is over; number is reg_begin's.
+func (c *conn) begun(number uint32) {
+	c.over, c.crowded = func() { C.reg_over(C.u32(number)) }, number == C.HALF_OPEN_NONE
+	if c.s == nil {
+		c.handshakeOver()
 	}
 }
 
@@ -207,19 +219,50 @@ func (c *conn) peerAccepted() bool {
 
 // ---- server: the claim ----
 
-// half is what reg_begin counts the handshake by.
-func (c *conn) claimed(slot int, half uint32) {
+func (c *conn) claimed(slot int) {
 	if c.s == nil {
-		C.reg_over(C.u32(half))
 		return
 	}
-	c.over = func() { C.reg_over(C.u32(half)) }
 	var gid [16]C.u8
 	peer := C.u64(c.s.b.peer_cookie)
 	if C.reg_get_gid(C.int(slot), peer, &gid[0]) == 0 {
 		c.l.sendClaim(gid, uint64(peer), uint32(slot))
 	}
 	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c, c.l.now) })
+}
+
+// ---- agreed: by SYN and SYN-ACK, or by a rule ----
+
+func (c *conn) isAgreed() bool { return c.s != nil && uint32(c.s.b.flags)&C.BF_AGREED != 0 }
+
+// agreed begins at once: the peer may be anywhere, waits for us, and tells nobody when it has lost patience.
+func (c *conn) agreed(start func() *engine.Conn) {
+	c.negotiate(start)
+	if c.phase == phaseCLC && !c.settling {
+		c.setDeadline(c.l.now + agreedTime)
+	}
+}
+
+// due is a connection that was accepted and may not have been used yet.
+type due struct {
+	idx, gen uint32
+	at       engine.Instant
+}
+
+// useDue negotiates for a program that does not look at its connection. One that a forked child has too is that child's.
+func (l *loop) useDue(d due) {
+	s := C.sock_at(C.u32(d.idx), C.u32(d.gen))
+	if s == nil {
+		return
+	}
+	defer C.sock_drop(s)
+	switch {
+	case uint32(s.b.state) != C.S_ACCEPTED || s.fd < 0:
+	case atomic.LoadUint32((*uint32)(unsafe.Pointer(&s.b.procs))) > 1:
+		l.due = append(l.due, due{d.idx, d.gen, l.now + dueAfter})
+	default:
+		C.sock_use(s)
+	}
 }
 
 // ---- CLC over the TCP socket ----
@@ -282,6 +325,7 @@ func (c *conn) readCLC() {
 			c.ec.CLC(buf[:n], c.l.now)
 			return
 		}
+		c.heard = true
 		if _, _, err = unix.Recvfrom(c.fd(), buf[:need], unix.MSG_DONTWAIT); err != nil {
 			c.ended = true
 			c.ec.EOF(c.l.now)
@@ -340,6 +384,8 @@ func (c *conn) Fallback(diagnosis clc.DeclineCode, sent bool) {
 	switch {
 	case c.settling:
 		reason = C.R_LEFT_EARLY
+	case c.crowded:
+		reason = C.R_HALF_OPEN
 	case sent && diagnosis == clc.DeclineMemory:
 		reason = C.R_MEMORY
 	case sent:
@@ -356,28 +402,17 @@ func (c *conn) Broken(err error) {
 		return
 	}
 	c.ec = nil
+	if c.s.b.source == C.SOURCE_KERNEL && c.s.b.role == 0 && !c.heard {
+		C.reg_shun(c.s.b) // it, or a box on the way, sends back options that it does not know
+	}
 	switch {
-	case c.ended:
+	case c.ended && !c.isAgreed():
 		c.fallback(C.R_PROTOCOL, 0) // the peer is gone: TCP itself shows it to the program
 	default:
 		c.l.unwatch(c.fd())
 		C.sock_broken(c.s, C.R_PROTOCOL, C.int(unix.ECONNRESET))
 		c.drop()
 	}
-}
-
-// subnet is the network of the connection's local address, as a Proposal tells it (RFC 7609 §3.5.1.2); on one host only the
-// address itself is sure.
-func (c *conn) subnet() netip.Prefix {
-	b := c.s.b
-	var raw [16]byte
-	for i := range raw {
-		raw[i] = byte(b.laddr[i])
-	}
-	if b.family == unix.AF_INET {
-		return netip.PrefixFrom(netip.AddrFrom4([4]byte(raw[:4])), 32)
-	}
-	return netip.PrefixFrom(netip.AddrFrom16(raw), 128)
 }
 
 // ---- TCP again ----
@@ -424,15 +459,24 @@ func (c *conn) settle(decline bool) {
 			c.settle(decline)
 		}
 	case phaseCLC:
+		first := !c.settling
 		c.settling = true
 		if decline {
-			c.timeout()
+			c.decline()
 			return
 		}
-		if c.deadline == 0 {
+		if first {
 			c.setDeadline(c.l.now + settleTime)
 		}
 	}
+}
+
+// decline: the engine answers by Fallback, or by Established where it is too late to decline.
+func (c *conn) decline() {
+	if c.isAgreed() {
+		c.setDeadline(c.l.now + agreedTime)
+	}
+	c.ec.Decline(clc.DeclineInternal, c.l.now)
 }
 
 // timeout acts on the deadline.
@@ -450,7 +494,12 @@ func (c *conn) timeout() {
 			c.look()
 		}
 	case phaseCLC:
-		c.ec.Decline(clc.DeclineInternal, c.l.now) // the engine answers by Fallback, or by Established where it is too late to decline
+		if c.isAgreed() && c.late {
+			c.ec.EOF(c.l.now)
+			return
+		}
+		c.late = true
+		c.decline()
 	case phaseActive:
 		C.sock_half(c.s)
 		c.halfAgain()

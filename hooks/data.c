@@ -33,20 +33,27 @@ static u32 state_of(const struct sock *s)
 	return atomic_load_explicit(&s->b->state, memory_order_acquire);
 }
 
+/* The kernel would find any bad address; we can tell those that never are a program's memory. */
+static int wild(const void *p, size_t len)
+{
+	return (uintptr_t)p < LOWEST || (uintptr_t)p > HIGHEST - len;
+}
+
 static ssize_t iov_total(const struct iovec *iov, int n, int flags)
 {
 	size_t sum = 0;
 
 	if (n < 0 || n > IOV_LIMIT)
 		return -EINVAL;
+	if (n && wild(iov, 0))
+		return -EFAULT;
 	for (int i = 0; i < n; i++) {
 		if (iov[i].iov_len > SSIZE_MAX)
 			return -EINVAL;
 		sum += iov[i].iov_len;
 		if (sum > CALL_MAX)
 			sum = CALL_MAX;
-		/* The kernel would find any bad address; we can tell those that never are a program's memory. */
-		if (iov[i].iov_len && !(flags & MSG_TRUNC) && ((uintptr_t)iov[i].iov_base < LOWEST || (uintptr_t)iov[i].iov_base > HIGHEST - iov[i].iov_len))
+		if (iov[i].iov_len && !(flags & MSG_TRUNC) && wild(iov[i].iov_base, iov[i].iov_len))
 			return -EFAULT;
 	}
 	return (ssize_t)sum;
@@ -301,30 +308,36 @@ static ssize_t finish(ssize_t r)
 	return -1;
 }
 
+/* 0 and *r: what to answer, or PASS. */
+static struct sock *sock_of(int fd, int flags, ssize_t *r)
+{
+	*r = unlikely(kind_of(fd) == FD_ASKED) ? hook_wait(fd, flags) : 0;
+	if (unlikely(*r < 0))
+		return 0;
+	*r = PASS;
+	return sock_get(fd, 0);
+}
+
 static ssize_t take_fd(int fd, const struct iovec *iov, int n, int flags)
 {
-	ssize_t want = iov_total(iov, n, flags);
-	struct sock *s = want < 0 ? 0 : sock_get(fd, 0);
+	ssize_t want = iov_total(iov, n, flags), r = want;
+	struct sock *s = want < 0 ? 0 : sock_of(fd, flags, &r);
 
-	if (want < 0)
-		return want;
 	if (!s)
-		return PASS;
-	ssize_t r = take(s, iov, n, (size_t)want, flags);
+		return r;
+	r = take(s, iov, n, (size_t)want, flags);
 	sock_put(s);
 	return r;
 }
 
 static ssize_t put_fd(int fd, const struct iovec *iov, int n, int flags)
 {
-	ssize_t want = iov_total(iov, n, flags);
-	struct sock *s = want < 0 ? 0 : sock_get(fd, 0);
+	ssize_t want = iov_total(iov, n, flags), r = want;
+	struct sock *s = want < 0 ? 0 : sock_of(fd, flags, &r);
 
-	if (want < 0)
-		return want;
 	if (!s)
-		return PASS;
-	ssize_t r = put(s, iov, n, (size_t)want, flags);
+		return r;
+	r = put(s, iov, n, (size_t)want, flags);
 	sock_put(s);
 	return r;
 }
@@ -374,7 +387,7 @@ ssize_t h_recvfrom(int fd, void *buf, size_t len, int flags, struct sockaddr *sa
 
 ssize_t h_recvmsg(int fd, struct msghdr *m, int flags)
 {
-	ssize_t r = (flags & (MSG_OOB | MSG_ERRQUEUE)) || m->msg_iovlen > IOV_LIMIT ? PASS : take_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags);
+	ssize_t r = (flags & (MSG_OOB | MSG_ERRQUEUE)) || wild(m, 0) || m->msg_iovlen > IOV_LIMIT ? PASS : take_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags);
 
 	if (r == PASS)
 		return S->real->recvmsg(fd, m, flags);
@@ -391,7 +404,7 @@ int h_recvmmsg(int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec
 	i64 until = t ? now_ns() + t->tv_sec * 1000000000ll + t->tv_nsec : 0;
 	unsigned i = 0;
 
-	if (pass(fd) || (t && (t->tv_sec < 0 || (u64)t->tv_nsec > 999999999))) /* EINVAL */
+	if (pass(fd) || wild(v, 0) || (t && (t->tv_sec < 0 || (u64)t->tv_nsec > 999999999))) /* EINVAL */
 		return S->real->recvmmsg(fd, v, n, flags, t);
 	for (; i < n && i < IOV_LIMIT; i++) {
 		int f = (flags & ~MSG_WAITFORONE) | (i && (flags & MSG_WAITFORONE) ? MSG_DONTWAIT : 0);
@@ -452,6 +465,8 @@ static void hand_over(const struct msghdr *m)
 		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
 			int fd;
 			memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+			if (kind_of(fd) == FD_LISTENER) /* whoever gets it may be a plain program; ours offers at its first accept */
+				hook_withdraw(fd);
 			struct sock *s = kind_of(fd) == FD_SOCK && life_mine() ? sock_get(fd, 1) : 0;
 			if (!s)
 				continue;
@@ -467,6 +482,8 @@ static void hand_over(const struct msghdr *m)
 
 ssize_t h_sendmsg(int fd, const struct msghdr *m, int flags)
 {
+	if (wild(m, 0))
+		return S->real->sendmsg(fd, m, flags);
 	if (unlikely(m->msg_control && m->msg_controllen) && kind_of(fd) != FD_SOCK)
 		hand_over(m);
 	ssize_t r = m->msg_iovlen > IOV_LIMIT ? PASS : put_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags); /* EMSGSIZE */
@@ -478,7 +495,7 @@ int h_sendmmsg(int fd, struct mmsghdr *v, unsigned n, int flags)
 {
 	unsigned i = 0;
 
-	if (pass(fd))
+	if (pass(fd) || wild(v, 0))
 		return S->real->sendmmsg(fd, v, n, flags);
 	for (; i < n && i < IOV_LIMIT; i++) {
 		ssize_t r = h_sendmsg(fd, &v[i].msg_hdr, flags);
@@ -625,11 +642,11 @@ static ssize_t pump_in(struct sock *s, int in, off_t *off, size_t count, int now
 
 ssize_t h_sendfile(int out, int in, off_t *off, size_t count)
 {
-	struct sock *s = pass(out) ? 0 : sock_get(out, 0);
+	ssize_t r = PASS;
+	struct sock *s = pass(out) ? 0 : sock_of(out, 0, &r);
 
 	if (!s)
-		return S->real->sendfile(out, in, off, count);
-	ssize_t r;
+		return r == PASS ? S->real->sendfile(out, in, off, count) : finish(r);
 	off_t at = off ? *off : 0;
 	long probe = sys(SYS_lseek, in, 0, SEEK_CUR); /* sendfile wants something that can be read at an offset */
 
@@ -648,10 +665,13 @@ ssize_t h_sendfile(int out, int in, off_t *off, size_t count)
 
 ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, unsigned flags)
 {
-	struct sock *from = pass(in) ? 0 : sock_get(in, 0), *to = pass(out) ? 0 : sock_get(out, 0);
-	ssize_t r = PASS;
+	int now = flags & SPLICE_F_NONBLOCK ? MSG_DONTWAIT : 0;
+	ssize_t r = PASS, r2 = PASS;
+	struct sock *from = pass(in) ? 0 : sock_of(in, now, &r), *to = pass(out) ? 0 : sock_of(out, now, &r2);
 
-	if (to && !from && !outoff && !inoff) {
+	if (r != PASS || r2 != PASS) {
+		r = r != PASS ? r : r2;
+	} else if (to && !from && !outoff && !inoff) {
 		int wait = !(flags & SPLICE_F_NONBLOCK) && !nonblocking(to, 0);
 		struct pollfd p = {in, POLLIN, 0};
 		struct timespec zero = {0, 0};

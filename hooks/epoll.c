@@ -32,6 +32,7 @@
 #define TAGS 4096 /* bits of a bell */
 #define INNER_MAX 4
 #define SLICE_NS 20000000ll
+#define ASKED_NS 200000000ll
 #define MAX_EVENTS (INT_MAX / (int)sizeof(struct epoll_event))
 #define TURN_CALLS 64	   /* the kernel's fds get their turn at least every so many rounds, */
 #define TURN_CYCLES 100000 /* or when about so much time passed, or in every round while they have news */
@@ -357,11 +358,11 @@ static void post(struct ep_set *st, struct ep_entry *e, u32 what)
 	struct sock *s = e->s;
 
 	if (what & R_DEAD) /* beforehand: it may be freed as soon as it is marked */
-		atomic_fetch_add(&s->refs, 1);
+		sock_pin(s);
 	do {
 		if (e->set != set_idx(st) || (!(what & (R_NEW | R_DEAD)) && !(was.word & R_ON))) {
 			if (what & R_DEAD)
-				atomic_fetch_sub(&s->refs, 1);
+				sock_unpin(s);
 			return; /* a handler ended it a moment ago */
 		}
 		now = was;
@@ -420,7 +421,7 @@ static void bury(struct ep_entry *dead)
 		struct sock *s = e->s;
 		dead = e->late_next ? ENT(e->late_next) : 0;
 		ent_free(e);
-		sock_put(s);
+		sock_unpin(s);
 	}
 }
 
@@ -776,6 +777,7 @@ struct wait {
 	i64 ns; /* < 0: for ever */
 	const sigset_t *mask;
 	int fine; /* epoll_pwait2 */
+	int decided; /* wait_asked asks */
 };
 
 static int kernel_wait(const struct wait *w, i64 ns)
@@ -1005,8 +1007,33 @@ static int wait_ours(const struct wait *w, int got)
 	}
 }
 
+static int wait_any(const struct wait *w);
+
+/* A peer that agreed waits for us, and the set may not tell that we are connected: it is looked at now and then. */
+static int wait_asked(const struct wait *w)
+{
+	i64 until = w->ns < 0 ? -1 : now_ns() + w->ns;
+	struct wait one = *w;
+	int n;
+
+	do {
+		i64 left = until < 0 ? ASKED_NS : until - now_ns();
+		hook_look_all();
+		if (!atomic_load(&S->asked))
+			left = until < 0 ? -1 : left;
+		else if (left > ASKED_NS)
+			left = ASKED_NS;
+		one.ns = until >= 0 && left < 0 ? 0 : left;
+		one.decided = 1;
+		n = wait_any(&one);
+	} while (n == 0 && (until < 0 || now_ns() < until));
+	return n;
+}
+
 static int wait_any(const struct wait *w)
 {
+	if (unlikely(atomic_load_explicit(&S->asked, memory_order_relaxed)) && w->ns && !w->decided)
+		return wait_asked(w);
 	struct ep_state *E = atomic_load(&S->ep);
 	int kind = kind_of(w->epfd), n;
 
@@ -1039,26 +1066,26 @@ static int wait_any(const struct wait *w)
 /* A set without anything of ours, and nobody who could put something into it meanwhile. */
 static int kernels(int epfd)
 {
-	return kind_of(epfd) <= FD_PLAIN && (__libc_single_threaded || !atomic_load_explicit(&S->ep, memory_order_relaxed));
+	return kind_of(epfd) <= FD_PLAIN && !atomic_load_explicit(&S->asked, memory_order_relaxed) && (__libc_single_threaded || !atomic_load_explicit(&S->ep, memory_order_relaxed));
 }
 
 int h_epoll_wait(int epfd, struct epoll_event *ev, int max, int ms)
 {
 	if (likely(kernels(epfd)))
 		return S->real->epoll_wait(epfd, ev, max, ms);
-	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, 0, 0});
+	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, 0, 0, 0});
 }
 
 int h_epoll_pwait(int epfd, struct epoll_event *ev, int max, int ms, const sigset_t *mask)
 {
 	if (likely(kernels(epfd)))
 		return S->real->epoll_pwait(epfd, ev, max, ms, mask);
-	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, mask, 0});
+	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, mask, 0, 0});
 }
 
 int h_epoll_pwait2(int epfd, struct epoll_event *ev, int max, const struct timespec *t, const sigset_t *mask)
 {
-	struct wait w = {epfd, max, ev, -1, mask, 1};
+	struct wait w = {epfd, max, ev, -1, mask, 1, 0};
 
 	if (likely(kernels(epfd)))
 		return S->real->epoll_pwait2(epfd, ev, max, t, mask);
@@ -1631,12 +1658,12 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 
 	if (unlikely(kind == FD_HIDDEN || kind_of(epfd) == FD_HIDDEN))
 		return fail(EBADF);
-	struct sock *s = kind == FD_SOCK ? sock_get(fd, 0) : 0;
+	struct sock *s = kind == FD_SOCK || kind == FD_ASKED ? sock_get(fd, 0) : 0;
 	if (s) {
 		r = ctl_ours(epfd, op, fd, s, ev);
 		sock_put(s);
 	}
-	if (r == PASS && kind == FD_UNKNOWN && (unsigned)fd < FD_MAX) {
+	if (r == PASS && (kind == FD_UNKNOWN || kind_of(fd) == FD_ASKED) && (unsigned)fd < FD_MAX) {
 		r = ctl_early(epfd, op, fd, ev);
 		if (r == PASS && unlikely(kind_of(fd) == FD_SOCK))
 			return h_epoll_ctl(epfd, op, fd, ev);
@@ -1648,7 +1675,7 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 
 /* ---- what happens to the sockets ------------------------------------------------------------------------------------- */
 
-void epoll_number_closed(struct sock *s, int fd)
+void epoll_number_closed(struct sock *s, int fd, int all)
 {
 	struct ep_state *E = atomic_load(&S->ep);
 
@@ -1660,7 +1687,7 @@ void epoll_number_closed(struct sock *s, int fd)
 		struct ep_set *st = &E->t->set[e->set];
 		u32 word = req_get(e).word;
 		next = e->next;
-		if (e->fd != fd || (word & R_ON))
+		if (e->fd != fd || ((word & R_ON) && !all))
 			continue;
 		if ((word & R_REG) && !st->foreign && st->used)
 			sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_DEL, fd, 0);
@@ -1689,12 +1716,12 @@ void epoll_sock_closed(struct sock *s, int fd)
 	unquiet(old);
 }
 
-/* The kernel's registration becomes what the program's is. */
+/* The kernel's registration becomes what the program's is. Closed meanwhile, the number may be another file's by now. */
 static void hand_over(const struct ep_set *st, const struct ep_entry *e, struct ep_req q)
 {
 	struct epoll_event ev = {q.events, {.u64 = q.data}};
 
-	if (!st->used)
+	if (!st->used || kind_of(e->fd) != FD_SOCK || atomic_load(&S->fd_sock[e->fd]) != sock_idx(e->s))
 		return;
 	if (!(q.word & R_ON)) {
 		if (q.word & R_REG)

@@ -45,6 +45,7 @@ enum fd_kind {
 	FD_LISTENER = 3, /* a listening socket published in the registry */
 	FD_SOCK = 4,	/* a connection: fd_sock[fd] says which struct sock */
 	FD_EPOLL = 5,	/* an epoll set that has shadow entries (epoll.c) */
+	FD_ASKED = 6,	/* connecting; the SYN offered SMC-R, and whether the peer does shows with its SYN-ACK (hook.c) */
 };
 #define FD_MAX (1 << 20) /* fds beyond are never ours */
 #define SOCK_MAX 65536	 /* connections of ours in one process; index 0 is unused */
@@ -81,6 +82,7 @@ enum fd_kind {
 	X(HASTE, "short-connections")		  /* client: those to this listener end too soon */            \
 	X(RULE, "rule")				  /* a rule says so */                                    \
 	X(RULES_BAD, "bad-rules-file")		  /* the rules file cannot be used */                     \
+	X(NOT_SMC, "peer-not-smc")		  /* client: answered the option a while ago, and then not in CLC */ \
 	X(HALF_OPEN, "half-open")		  /* server: the client has HALF_OPEN_MAX handshakes under way */
 enum smcr_reason {
 #define X(s, w) R_##s,
@@ -165,6 +167,9 @@ enum conn_state {
 	S_BROKEN = 7,	/* the handshake broke: the program sees a reset connection */
 };
 
+/* Who tells that the other end speaks SMC-R, in the order in which they are asked. Also bits (1 << source) of SMCR_DISCOVERY. */
+enum source { SOURCE_NONE = 0, SOURCE_KERNEL = 1, SOURCE_REGISTRY = 2, SOURCE_RULES = 3 };
+
 /* Lock word: owner's tid, bit 31 = somebody waits. 0 = free. See lane.c. */
 struct lk {
 	_Atomic u32 w;
@@ -183,6 +188,7 @@ struct lk {
 #define BF_SHUT_LATER 1024u /* BF_SHUT_WR came before the decision: the FIN is sent behind the staged bytes */
 #define BF_LOST 2048u	   /* established, and another image has the socket and not the rings: by exec (map_lost) or in a message */
 #define BF_REQUIRE 4096u   /* SMC-R, or the program sees a reset connection */
+#define BF_AGREED 8192u	   /* SYN and SYN-ACK said so, or rules: the other end waits for CLC, nobody can withdraw */
 #define BF_BROKEN 512u	   /* the peer broke the protocol: reads and writes fail with ECONNABORTED/ECONNRESET */
 
 struct block {
@@ -197,7 +203,7 @@ struct block {
 	struct lk lock;	   /* state changes */
 	struct lk rx;	   /* reading from the rx ring; before S_ACTIVE: unused */
 	struct lk tx;	   /* writing to the tx ring, and staging */
-	u32 pad0;
+	u32 source;	   /* enum source: who said that the peer offers SMC-R */
 	struct arm st;	   /* wants to know when state, flags or staging change; used while state != S_ACTIVE */
 	u64 cookie;	   /* SO_COOKIE of our TCP socket */
 	u64 peer_cookie;   /* SO_COOKIE of the peer's, 0 = unknown */
@@ -303,6 +309,7 @@ struct sock {
 	/* map.c */
 	_Atomic u32 fds;    /* of refs: fds of the program */
 	_Atomic u32 held;   /* of refs: taken by sock_at */
+	_Atomic u32 pins;   /* of refs: taken by sock_pin */
 	_Atomic u32 closed; /* REQ_CLOSED was posted */
 	_Atomic u32 late;   /* closed under a sleeping call: fd is a hidden duplicate until that call ends */
 	u32 slab;	    /* where b lies */
@@ -323,12 +330,13 @@ enum engine_state { ENG_COLD = 0, ENG_STARTING = 1, ENG_READY = 2, ENG_DEAD = 3 
 /* What C asks of the engine (queue.c). sock and gen name the connection. */
 enum req_op {
 	REQ_CLIENT = 1, /* S_OFFERED: watch for the claim, then run CLC as client; arg = registry slot; with REQ_LEAVE: decline */
-	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot | reg_begin's answer << 32 */
+	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot | reg_begin's answer << 32. BF_AGREED: no slot */
 	REQ_SETTLE,	/* finish, withdraw or decline now: the program closes, shuts down, forks, execs */
 	REQ_STAGE_FULL, /* a sender waits: withdraw if nobody claims within 20 ms */
 	REQ_CLOSED,	/* last fd of this process is closed: release when both sides are done */
 	REQ_TOUCHED,	/* a punched ring is written again: sweep later */
 	REQ_WATCH,	/* adopt: watch the TCP fd of an established connection (after fork) */
+	REQ_DUE,	/* accepted, BF_AGREED: the peer's patience is short, negotiate soon even if nobody uses it */
 	REQ_HALF,	/* the peer has shut down sending and somebody waits to write: look whether it still lives */
 };
 #define REQ_LEAVE (1ull << 32) /* in the arg of REQ_CLIENT */
@@ -374,9 +382,10 @@ struct slab {
 	u32 used; /* at least so many are free: SLAB_BLOCKS - used */
 };
 
-/* Handshakes under way with one client process; those of others are not delayed by who begins them and says no more. */
+/* Handshakes under way with one client process, or one host; those of others are not delayed by who begins them and says no more. */
 #define HALF_OPEN_MAX 1024u
 #define HALF_OPEN_PEERS 256 /* counted by a hash */
+#define HALF_OPEN_NONE 0xffffffffu /* in the arg of REQ_SERVER: it is one too many, decline it */
 
 #define BOUNCES 4
 struct shim {
@@ -405,10 +414,13 @@ struct shim {
 	u32 profile;	   /* enum smcr_profile */
 	u32 nudge;
 	u32 adapt;	   /* SMCR_ADAPT: reg_haste */
+	u32 discovery;	   /* SMCR_DISCOVERY: bits of enum source */
+	_Atomic u32 hook;  /* the kernel hook: 0 = never asked, 1 = answers, 2 = is not there */
+	struct lk ask_lk;  /* deciding about one */
+	_Atomic u32 asked; /* there may be numbers that are FD_ASKED */
 	u32 rmbe;	   /* SMCR_RMBE in bytes, 0 = default */
-	_Atomic u32 half_open[HALF_OPEN_PEERS]; /* see reg_begin */
 	/* behind what every process writes when it starts: the fewer pages the better */
-	u64 boot[192];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
+	u64 boot[128];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
 	char boot_text[8192]; /* the strings in it */
 	/* queue to the engine: many writers, one reader */
 	_Atomic u32 qhead, qused; /* index + 1: of the newest request; of the cells ever used */
@@ -447,6 +459,8 @@ struct shim {
 	u32 forking;		      /* between map_prefork and map_postfork */
 	u32 nslabs, slab_hint;
 	struct slab slab[SLAB_MAX];
+	/* registry.c */
+	_Atomic u32 half_open[HALF_OPEN_PEERS]; /* see reg_begin */
 };
 extern struct shim *smcr_shim HIDDEN;
 #define S smcr_shim
@@ -457,6 +471,7 @@ extern struct shim *smcr_shim HIDDEN;
 #define EARLY_EPOLL 4u	 /* it is in an epoll set: */
 #define EARLY_KNOWN 8u	 /*  which, and for what, is written down; */
 #define EARLY_UNSURE 16u /*  or not */
+#define EARLY_OUT 32u	 /* an option that the kernel does not tell keeps it from SMC-R */
 
 enum smcr_mode { MODE_AUTO, MODE_OFF, MODE_REQUIRE };
 enum smcr_profile { PROFILE_BALANCED, PROFILE_SAFE, PROFILE_LATENCY };
@@ -464,6 +479,11 @@ enum smcr_profile { PROFILE_BALANCED, PROFILE_SAFE, PROFILE_LATENCY };
 static inline int kind_of(int fd)
 {
 	return (unsigned)fd < FD_MAX ? atomic_load_explicit(&S->fd_kind[fd], memory_order_acquire) : FD_PLAIN;
+}
+/* IPsec protects what TCP sends, and only that: RFC 7609 §5.5. IP_IPSEC_POLICY, IP_XFRM_POLICY; IPV6_ the same. */
+static inline int ipsec_option(int level, int name)
+{
+	return (level == 0 && (name == 16 || name == 17)) || (level == 41 && (name == 34 || name == 35));
 }
 static inline int pass(int fd)
 {
@@ -478,6 +498,8 @@ struct sock *sock_get(int fd, int check) HIDDEN;
 void sock_put(struct sock *s) HIDDEN; /* the last reference frees the sock and its block */
 struct sock *sock_at(u32 idx, u32 gen) HIDDEN;		 /* for the engine; takes a reference or 0 */
 void sock_drop(struct sock *s) HIDDEN;			 /* sock_put for what sock_at gave */
+void sock_pin(struct sock *s) HIDDEN; /* a reference that is no call of the program */
+void sock_unpin(struct sock *s) HIDDEN;
 struct sock *sock_new(int fd, u32 role, u32 state) HIDDEN; /* block + sock + map byte; 0 = no memory */
 u32 sock_idx(const struct sock *s) HIDDEN;
 void fd_closed(int fd) HIDDEN;			/* the number is gone or about to be: drop what we know */
@@ -552,6 +574,7 @@ int sock_arm(struct sock *s, u32 bell, u32 want) HIDDEN; /* 1 = armed for these;
 void sock_settle(struct sock *s, int wait) HIDDEN;
 void sock_timeo(struct sock *s) HIDDEN; /* loads SO_RCVTIMEO and SO_SNDTIMEO into the block once; opt.c */
 void sock_leave(struct sock *s, u32 reason) HIDDEN; /* not established yet: give SMC-R up; ends in S_TCP, bounded */
+void sock_agreed(struct sock *s, u32 source) HIDDEN; /* right after sock_new */
 void sock_hand_back(struct sock *s) HIDDEN; /* TCP's connection is over: the kernel's socket shows the rest natively */
 void tcp_reset(int fd) HIDDEN;
 void settle_all(void) HIDDEN;		 /* before fork, exec, exit */
@@ -582,7 +605,7 @@ int sock_sweep(struct sock *s) HIDDEN; /* 1 = look again in 2 s; 0 = its tx ring
  * registrations by itself. Else they stay, as in Linux. */
 void epoll_sock_closed(struct sock *s, int fd) HIDDEN;
 /* Before that number of s goes, whether or not others are left: what the program deleted under it goes for good. */
-void epoll_number_closed(struct sock *s, int fd) HIDDEN;
+void epoll_number_closed(struct sock *s, int fd, int all) HIDDEN; /* all: not only dormant entries end */
 /* Every set's registration becomes the program's own. State is S_FLUSH or S_TCP: epoll_ctl makes no entry in these. */
 void epoll_sock_plain(struct sock *s) HIDDEN;
 /* A send that may not wait found no room (EAGAIN or a short count): an EPOLLET entry owes an EPOLLOUT edge later. */
@@ -616,6 +639,26 @@ int rules_source(u64 id[6]) HIDDEN;
 /* For the engine: a compiled table of that source, for this process and, if it is `lasting`, for those to come. */
 void rules_keep(const void *table, u64 size, const u64 id[6], int lasting) HIDDEN;
 
+/* ---- hook.c: the kernel hook, which puts the option of RFC 7609 §3.1 on SYN and SYN-ACK ------------------------------ */
+
+int hook_offer(int fd) HIDDEN;	   /* before listen or connect: this socket offers. 0 or -errno */
+void hook_withdraw(int fd) HIDDEN; /* no longer */
+int hook_verdict(int fd) HIDDEN;   /* enum smcr_verdict of kernel/smcr.h: did both offer? SMCR_UNKNOWN without a hook, too */
+/* The first process that asks negotiates on this socket: 0; another image or child does or did: -EBUSY. */
+int hook_take(int fd) HIDDEN;
+/* FD_ASKED: what it is by now: FD_ASKED still, FD_SOCK or FD_PLAIN. */
+int hook_look(int fd) HIDDEN;
+void hook_look_all(void) HIDDEN;
+/* For a call that moves bytes: waits as the socket does. 0 = it is no longer FD_ASKED; -EAGAIN, -EINTR. flags: MSG_DONTWAIT. */
+int hook_wait(int fd, int flags) HIDDEN;
+/* Agreed, and we cannot: says so to the peer, as server once its Proposal is off the stream, bounded; or resets. For
+ * sockets that no engine knows. */
+void hook_decline(int fd, int client, u32 reason) HIDDEN;
+/* Before exec and spawn: what the next image inherits shall not offer. mine = 0: in a vfork child, or others go on here. */
+void hook_exec(int mine) HIDDEN;
+/* conn.c: FD_ASKED is connected and both offer; 0 = plain by now. */
+int conn_agreed(int fd, u32 source, int must) HIDDEN;
+
 /* ---- registry.c: the host registry and sock_diag ------------------------------------------------------------------ */
 
 enum reg_state { REG_FREE = 0, REG_OFFERED = 1, REG_CLAIMED = 2, REG_WITHDRAWN = 3 };
@@ -628,11 +671,14 @@ int reg_is_listener(int fd) HIDDEN; /* inherited: is this socket's cookie publis
 int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *which) HIDDEN; /* 0 = a listener of ours is there, or -reason */
 int reg_haste(u32 which) HIDDEN;	    /* 1 = connections to that listener end too soon for a handshake */
 void reg_ended(u32 which, int paid) HIDDEN; /* one to it has: was it worth a handshake? */
+int reg_shunned(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = who listens there answered the option, but not in CLC */
+void reg_shun(const struct block *b) HIDDEN;			  /* the peer of b is such a one, for ten minutes */
 int reg_offer(int fd, u64 *cookie) HIDDEN; /* slot >= 0, or -reason */
 int reg_find(u64 cookie) HIDDEN;	   /* slot with that cookie in REG_OFFERED, or -1 */
 int reg_claim(int slot, u64 cookie) HIDDEN; /* 1 = ours now; the client's engine name is then read by the engine */
-/* Server, before the claim: counts a handshake with whoever made that offer until reg_over. A number, or -reason: he has too many. */
-int reg_begin(int slot) HIDDEN;
+/* Server: counts a handshake, until reg_over, with the process that made that offer or (slot -1) the host at that address. A number, or
+ * -reason: that one has too many. */
+int reg_begin(int slot, const u8 peer[16]) HIDDEN;
 void reg_over(u32 number) HIDDEN;
 int reg_withdraw(int slot, u64 cookie) HIDDEN; /* 1 = nobody had claimed it */
 int reg_state(int slot, u64 cookie) HIDDEN; /* enum reg_state */

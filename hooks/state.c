@@ -168,7 +168,42 @@ void sock_broken(struct sock *s, u32 reason, int err)
 	sock_fire(s);
 }
 
+void sock_agreed(struct sock *s, u32 source)
+{
+	s->b->source = source;
+	atomic_fetch_or(&s->b->flags, BF_AGREED);
+}
+
 /* ---- first use of an accepted socket ---- */
+
+static void claim_agreed(struct sock *s)
+{
+	struct block *b = s->b;
+	int nested = lk_lock(&b->lock), other = 0;
+
+	if (state_of(s) == S_ACCEPTED) {
+		int r = b->source == SOURCE_KERNEL ? hook_take(s->fd) : 0;
+		other = r == -EBUSY; /* another image took it */
+		if (r == 0)
+			r = engine_start();
+		if (r == 0 || other) {
+			atomic_store_explicit(&b->state, S_CLC, memory_order_release);
+			if (!other) { /* one too many is the engine's, too: here nobody waits for the Proposal that is to be declined */
+				int half = reg_begin(-1, b->paddr);
+				u32 n = half < 0 ? HALF_OPEN_NONE : (u32)half;
+				if (engine_post(REQ_SERVER, s, (u64)n << 32) < 0)
+					reg_over(n);
+			}
+		} else {
+			r = r > -R_COUNT ? -r : R_LEFT_EARLY;
+			hook_decline(s->fd, 0, (u32)r);
+			sock_fallback(s, (u32)r, 0);
+		}
+	}
+	lk_unlock(&b->lock, nested);
+	if (other)
+		sock_broken(s, R_EXEC, ECONNRESET);
+}
 
 static void claim(struct sock *s)
 {
@@ -182,6 +217,10 @@ static void claim(struct sock *s)
 		sock_broken(s, R_EXEC, ECONNRESET);
 		return;
 	}
+	if (atomic_load(&b->flags) & BF_AGREED) {
+		claim_agreed(s);
+		return;
+	}
 	if (S->mode == MODE_OFF) {
 		why = R_OFF;
 	} else if (reg_ready() < 0) { /* a forked child looks at the tables for the first time */
@@ -191,7 +230,7 @@ static void claim(struct sock *s)
 	} else if ((slot = reg_find(d.cookie)) >= 0) {
 		r = engine_start();
 		if (r == 0)
-			r = half = reg_begin(slot);
+			r = half = reg_begin(slot, b->paddr);
 		if (r < 0) {
 			why = (u32)-r;
 			slot = -1;
@@ -203,6 +242,7 @@ static void claim(struct sock *s)
 	if (state_of(s) == S_ACCEPTED) {
 		if (slot >= 0 && reg_claim(slot, d.cookie)) {
 			b->peer_cookie = d.cookie;
+			b->source = SOURCE_REGISTRY;
 			atomic_store_explicit(&b->state, S_CLC, memory_order_release);
 			r = engine_post(REQ_SERVER, s, (u64)slot | (u64)half << 32);
 			if (r == 0)
@@ -529,8 +569,20 @@ static void leave(struct sock *s, u32 reason, int decline, int wait)
 /* Not used yet, and it shall be plain: a client that offered is told, or it would wait until its patience ends. */
 static void leave_accepted(struct sock *s, u32 reason)
 {
+	struct block *b = s->b;
+
 	if (state_of(s) != S_ACCEPTED)
 		return;
+	if (atomic_load(&b->flags) & BF_AGREED) {
+		int nested = lk_lock(&b->lock);
+		if (state_of(s) == S_ACCEPTED) {
+			if (b->source != SOURCE_KERNEL || hook_take(s->fd) == 0)
+				hook_decline(s->fd, 0, reason);
+			sock_fallback(s, reason, 0);
+		}
+		lk_unlock(&b->lock, nested);
+		return;
+	}
 	sock_fallback(s, reason, 0);
 	reg_refuse(s->fd);
 }

@@ -31,7 +31,8 @@ const (
 	ReasonHaste       Reason = 25
 	ReasonRule        Reason = 26
 	ReasonRulesBad    Reason = 27
-	ReasonHalfOpen    Reason = 28
+	ReasonNotSmc      Reason = 28
+	ReasonHalfOpen    Reason = 29
 )
 
 var reasonWords = [...]string{
@@ -63,5 +64,6 @@ var reasonWords = [...]string{
 	25: "short-connections",
 	26: "rule",
 	27: "bad-rules-file",
-	28: "half-open",
+	28: "peer-not-smc",
+	29: "half-open",
 }

@@ -21,7 +21,7 @@ static u32 which; /* reg_lookup's last answer */
 /* ---- what other files would do ---- */
 
 int engine_post(u32 op, struct sock *s, u64 arg) { return (void)op, (void)s, (void)arg, 0; }
-void epoll_number_closed(struct sock *s, int fd) { (void)s, (void)fd; }
+void epoll_number_closed(struct sock *s, int fd, int all) { (void)s, (void)fd, (void)all; }
 void epoll_sock_closed(struct sock *s, int fd) { (void)s, (void)fd; }
 void epoll_set_closed(int fd) { (void)fd; }
 int epoll_set_dup(int from, int to) { return (void)from, (void)to, 0; }
@@ -310,7 +310,7 @@ static void many(void)
 		u64 c;
 		CHECK(reg_listen(l) == 0 && lookup("127.0.0.1", port) == 0);
 		int n = reg_offer(fd, &c);
-		CHECK(n >= 0 && reg_find(c) == n && (half = reg_begin(n)) >= 0 && reg_claim(n, c));
+		CHECK(n >= 0 && reg_find(c) == n && (half = reg_begin(n, 0)) >= 0 && reg_claim(n, c));
 		reg_over((u32)half);
 		reg_done(n, c);
 		close(fd);
@@ -558,17 +558,19 @@ static void offers_test(void)
 	CHECK(reg_find(0) == -1 && taken() == 0);
 	/* Handshakes under way with one process; another one's do not count. */
 	n = reg_offer(fd, &c);
-	int half = reg_begin(n), next;
-	CHECK(half >= 0 && half < HALF_OPEN_PEERS && reg_begin(-1) == -R_REGISTRY && reg_begin(OFFERS) == -R_REGISTRY);
+	int half = reg_begin(n, 0), next;
+	CHECK(half >= 0 && half < HALF_OPEN_PEERS && reg_begin(OFFERS, 0) == -R_REGISTRY);
 	for (u32 i = 1; i < HALF_OPEN_MAX; i++)
-		CHECK(reg_begin(n) == half);
+		CHECK(reg_begin(n, 0) == half);
 	for (int i = 0; i < 3; i++)
-		CHECK(reg_begin(n) == -R_HALF_OPEN);
+		CHECK(reg_begin(n, 0) == -R_HALF_OPEN);
 	reg_over((u32)half);
-	CHECK(reg_begin(n) == half && reg_begin(n) == -R_HALF_OPEN);
+	CHECK(reg_begin(n, 0) == half && reg_begin(n, 0) == -R_HALF_OPEN);
 	tab()->own[n] ^= 1;
-	CHECK((next = reg_begin(n)) >= 0 && next != half);
+	CHECK((next = reg_begin(n, 0)) >= 0 && next != half);
 	tab()->own[n] ^= 1;
+	reg_over((u32)next);
+	CHECK((next = reg_begin(-1, (const u8 *)"\x0a\0\0\1\0\0\0\0\0\0\0\0\0\0\0")) >= 0 && next != half);
 	reg_over((u32)next);
 	for (u32 i = 0; i < HALF_OPEN_MAX; i++)
 		reg_over((u32)half);

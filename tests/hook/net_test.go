@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -221,8 +222,9 @@ func (s *space) listener(a netip.Addr, offers bool) *socket {
 
 // wire records the segments with SYN that pass an interface, and whether any other carried the option.
 type wire struct {
-	t  *testing.T
-	fd int
+	t   *testing.T
+	fd  int
+	clc [][]byte // segments that begin as a CLC message does
 }
 
 // segment is one SYN or SYN-ACK.
@@ -247,7 +249,7 @@ func (s *space) wire(device string) *wire {
 			err = unix.IoctlIfreq(w.fd, unix.SIOCGIFINDEX, ifr)
 			index = ifr.Uint32()
 		}
-		return errors.Join(err, unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: int(index)}))
+		return errors.Join(err, unix.SetsockoptInt(w.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20), unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: int(index)}))
 	})
 	s.t.Cleanup(func() { unix.Close(w.fd) })
 	return w
@@ -279,6 +281,9 @@ func (w *wire) seen() (segments []segment) {
 			found.kinds = append(found.kinds, o[0])
 			found.smc = found.smc || string(o[:o[1]]) == "\xfe\x06\xe2\xd4\xc3\xd9"
 			o = o[o[1]:]
+		}
+		if strings.HasPrefix(string(tcp[head:]), "\xe2\xd4\xc3\xd9") {
+			w.clc = append(w.clc, bytes.Clone(tcp[head:]))
 		}
 		if tcp[13]&0x02 != 0 {
 			segments = append(segments, found)

@@ -163,7 +163,7 @@ func TestAProxyBetweenIsPlainTCP(t *testing.T) {
 
 // Such a server accepts nobody who has not said anything; a client of ours says nothing before it is accepted.
 func TestDeferredAcceptIsPlainTCP(t *testing.T) {
-	sameAsNative(t, plain("peer-not-offering"), func(w *harness.World) string {
+	sameAsNative(t, plain("peer-not-offering", "client-not-offering"), func(w *harness.World) string {
 		_, port := w.Echo(harness.Command{}, "defer")
 		return askBy(w, nil, port)
 	})

@@ -203,6 +203,10 @@ func (c *Conn) onProposal(b []byte) {
 			c.fail(clc.DeclineNoRDMA)
 			return
 		}
+		if !c.port.attr.Caps.Has(verbs.CapLocal) && !m.Covers(c.subnet) {
+			c.fail(clc.DeclinePrefix)
+			return
+		}
 		c.choose()
 	}
 }

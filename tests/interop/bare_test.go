@@ -175,7 +175,7 @@ var bareMeetings = map[string][]struct {
 		{"our v2 Proposal to a kernel without UEID", meeting{net: net4, role: "connect",
 			ours: bare{mark: "offer", peer: "yes", steps: []string{proposeV2("SMCRRIG"), "clc"}, see: declined(clc.DeclineNoDevice)},
 			wire: []string{"> SYN SMC", "< SYN-ACK SMC", "> PROPOSAL 22 156", "< DECLINE 20 44 03030000"}, fell: "server 03030000"}},
-		{"v1 and v2 Proposal", meeting{net: net4, role: "serve", setup: []string{"rigt ueid SMCRRIG"},
+		{"v1 and v2 Proposal", meeting{net: net4, role: "serve", ueid: "SMCRRIG",
 			ours: bare{mark: "offer", peer: "yes", steps: []string{"clc", declineWith(smc.V1)}, see: proposal(clc.Proposal{Subnet: subnet("10.99.0.0/24"), Ext: kernelExt})},
 			wire: []string{"> SYN SMC", "< SYN-ACK SMC", "> PROPOSAL 20 164", "< DECLINE 10 28 03030000"}, fell: "client 05000000"}},
 	},
@@ -195,7 +195,7 @@ var bareMeetings = map[string][]struct {
 			wire: []string{"> SYN SMC", "< SYN-ACK SMC", "> PROPOSAL 22 156", "< ACCEPT 28 160", "> DECLINE 20 44 03030000"}, fell: "server 05000000"}},
 		{"another UEID", meeting{net: net4, role: "connect", ours: bare{mark: "offer", peer: "yes", steps: []string{proposeV2("OTHER"), "clc"}, see: declined(clc.DeclineNoDevice)},
 			wire: []string{"> SYN SMC", "< SYN-ACK SMC", "> PROPOSAL 22 156", "< DECLINE 20 44 03030000"}, fell: "server 03030000"}},
-		{"no UEID", meeting{net: net4, role: "serve", setup: []string{"rigt ueidflush"}, ours: bare{mark: "offer", peer: "yes", steps: []string{"clc"}, see: declined(clc.DeclineNoDevice)},
+		{"no UEID", meeting{net: net4, role: "serve", ueid: "none", ours: bare{mark: "offer", peer: "yes", steps: []string{"clc"}, see: declined(clc.DeclineNoDevice)},
 			wire: []string{"> SYN SMC", "< SYN-ACK SMC", "> DECLINE 10 28 03030000"}, fell: "client 03030000"}},
 	},
 }

@@ -34,7 +34,7 @@ type meeting struct {
 	wire []string
 	fell string // the kernel to TCP: in which role and why
 
-	setup []string // on the kernel's machine
+	ueid string // the kernel's, if not as usual; "none"
 }
 
 // program says what to run on our side; rigt is at the other one.
@@ -47,8 +47,9 @@ type program interface {
 func (m *machines) meet(t *testing.T, x meeting) {
 	t.Helper()
 	port := m.freePort()
-	for _, do := range x.setup {
-		m.kernel.run(t, "%s", do)
+	if x.ueid != "" {
+		m.setUEID(t, x.ueid)
+		defer m.setUEID(t, usual[m.flavour])
 	}
 	before := m.fallbacks(t)
 	var out string
@@ -66,11 +67,22 @@ func (m *machines) meet(t *testing.T, x meeting) {
 		out = server.ok()
 	}
 	x.ours.check(t, x.role, out)
-	if d := cmp.Diff(x.wire, m.wire(t, port)); d != "" {
+	if d := cmp.Diff([][]string{x.wire}, m.wire(t, port)); d != "" {
 		t.Errorf("on the wire (-want +got):\n%s", d)
 	}
 	if fell := m.fallbacks(t).since(before); fell != x.fell {
 		t.Errorf("the kernel fell back: %q, want %q", fell, x.fell)
+	}
+}
+
+// usual is the UEID that a kernel has from the rig.
+var usual = map[string]string{"v1": "none", "stock": "SMCRRIG"}
+
+func (m *machines) setUEID(t *testing.T, name string) {
+	t.Helper()
+	m.kernel.run(t, "rigt ueidflush")
+	if name != "none" {
+		m.kernel.run(t, "rigt ueid %s", name)
 	}
 }
 

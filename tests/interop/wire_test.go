@@ -71,15 +71,16 @@ func (s *stream) messages(t *testing.T) (told []string) {
 	return told
 }
 
-// wire tells what passed between the machines on connections to a port: who carried the option, and CLC as it came.
-func (m *machines) wire(t *testing.T, port int) (told []string) {
+// wire tells what passed between the machines on each connection to a port: who carried the option, and CLC as it came.
+func (m *machines) wire(t *testing.T, port int) (told [][]string) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(m.dir, "link0.pcap"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	const head, record, ethernet = 24, 16, 14
-	streams := map[netip.AddrPort]*stream{} // by sender
+	numbers := map[netip.AddrPort]int{} // of connections, by client
+	streams := map[netip.AddrPort][2]*stream{}
 	for b = b[min(head, len(b)):]; len(b) > record; {
 		n := int(binary.LittleEndian.Uint32(b[8:]))
 		if len(b) < record+n {
@@ -88,28 +89,42 @@ func (m *machines) wire(t *testing.T, port int) (told []string) {
 		frame := b[record : record+n]
 		b = b[record+n:]
 		p, ok := packet.Parse(frame[min(ethernet, n):])
-		if !ok || int(p.From.Port()) != port && int(p.To.Port()) != port {
+		if !ok {
 			continue
 		}
+		client, from := p.From, 0
+		switch port {
+		case int(p.To.Port()):
+		case int(p.From.Port()):
+			client, from = p.To, 1
+		default:
+			continue
+		}
+		number, known := numbers[client]
+		both := streams[client]
 		switch {
 		case p.Flags&packet.SYN == 0:
 			if p.SMC {
 				t.Errorf("the option without SYN: %+v", p)
 			}
-			if s := streams[p.From]; s != nil {
+			if s := both[from]; s != nil {
 				s.add(p)
-				told = append(told, s.messages(t)...)
+				told[number] = append(told[number], s.messages(t)...)
 			}
-		case streams[p.From] == nil || streams[p.From].next != p.Seq+1: // not a repetition
-			line, mark := "> SYN", byte('>')
-			if p.Flags&packet.ACK != 0 {
-				line, mark = "< SYN-ACK", '<'
+		case both[from] != nil: // repeated
+		default:
+			if !known {
+				number = len(told)
+				numbers[client] = number
+				told = append(told, nil)
 			}
+			line := []string{"> SYN", "< SYN-ACK"}[from]
 			if p.SMC {
 				line += " SMC"
 			}
-			told = append(told, line)
-			streams[p.From] = &stream{mark: mark, next: p.Seq + 1}
+			told[number] = append(told[number], line)
+			both[from] = &stream{mark: "><"[from], next: p.Seq + 1}
+			streams[client] = both
 		}
 	}
 	return told

@@ -26,9 +26,14 @@ type bare struct {
 
 const echo = 100
 
-func (b bare) echoes() string { return fmt.Sprintf("echo:%d", echo) }
+func (bare) kernels(role, address string, port int) string {
+	if role == "serve" {
+		return fmt.Sprintf("rigt srv -m tcp -n 1 -t 30 %s %d", address, port)
+	}
+	return fmt.Sprintf("rigt cli -m tcp -t 30 %s %d echo:%d", address, port, echo)
+}
 
-func (b bare) command(role, address string, port int) string {
+func (b bare) ours(role, address string, port int) string {
 	steps := append([]string{"peer"}, b.steps...)
 	if role == "connect" {
 		// An echo as rigt wants it: a header of four words, and the bytes.
@@ -40,7 +45,7 @@ func (b bare) command(role, address string, port int) string {
 	return fmt.Sprintf("bare %s %s %s %d %s", b.mark, role, address, port, strings.Join(steps, " "))
 }
 
-func (b bare) check(t *testing.T, _, out string) {
+func (b bare) check(t *testing.T, out string, _ int) {
 	t.Helper()
 	hook := "peer " + b.peer + "\n"
 	if b.peer == "none" {

@@ -3,11 +3,9 @@
 package interop
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,53 +24,58 @@ type network struct{ kernel, ours string }
 
 func address(prefix string) string { return netip.MustParsePrefix(prefix).Addr().String() }
 
-// meeting is one connection between the kernel's AF_SMC and a program on our side.
+// meeting is a program on our side with one of the kernel's AF_SMC.
 type meeting struct {
 	net  network
 	role string // ours: connect or serve
 	ours program
-	wire []string
-	fell string // the kernel to TCP: in which role and why
-
-	ueid string // the kernel's, if not as usual; "none"
+	wire []string // what passes on each connection
+	fell string   // the kernel to TCP: in which role and why
+	ueid string   // the kernel's, if not as usual; "none"
 }
 
-// program says what to run on our side; rigt is at the other one.
+// program says what to run on our side, and on the kernel's.
 type program interface {
-	command(role, address string, port int) string
-	echoes() string // what rigt asks of it
-	check(t *testing.T, role, out string)
+	ours(role, address string, port int) string
+	kernels(role, address string, port int) string
+	check(t *testing.T, out string, connections int)
 }
 
 func (m *machines) meet(t *testing.T, x meeting) {
 	t.Helper()
-	port := m.freePort()
 	if x.ueid != "" {
 		m.setUEID(t, x.ueid)
 		defer m.setUEID(t, usual[m.flavour])
 	}
+	port := m.freePort()
 	before := m.fallbacks(t)
 	var out string
 	if x.role == "connect" {
 		at := address(x.net.kernel)
-		server := m.kernel.start(t, "rigt srv -m tcp -n 1 -t 30 %s %d", at, port)
+		server := m.kernel.start(t, "%s", x.ours.kernels("serve", at, port))
 		m.kernel.listening(t, port)
-		out = m.ours.run(t, "%s", x.ours.command(x.role, at, port))
+		out = m.ours.run(t, "%s", x.ours.ours("connect", at, port))
 		server.ok()
 	} else {
 		at := address(x.net.ours)
-		server := m.ours.start(t, "%s", x.ours.command(x.role, at, port))
+		server := m.ours.start(t, "%s", x.ours.ours("serve", at, port))
 		m.ours.listening(t, port)
-		m.kernel.run(t, "rigt cli -m tcp -t 30 %s %d %s", at, port, x.ours.echoes())
+		m.kernel.run(t, "%s", x.ours.kernels("connect", at, port))
 		out = server.ok()
 	}
-	x.ours.check(t, x.role, out)
-	if d := cmp.Diff([][]string{x.wire}, m.wire(t, port)); d != "" {
-		t.Errorf("on the wire (-want +got):\n%s", d)
+	wire := m.wire(t, port)
+	if len(wire) == 0 {
+		t.Fatal("no connection on the wire")
 	}
-	if fell := m.fallbacks(t).since(before); fell != x.fell {
-		t.Errorf("the kernel fell back: %q, want %q", fell, x.fell)
+	for _, w := range wire {
+		if d := cmp.Diff(x.wire, w); d != "" {
+			t.Errorf("on the wire (-want +got):\n%s", d)
+		}
 	}
+	if d := cmp.Diff(fallbacks{x.fell: len(wire)}, m.fallbacks(t).since(before)); d != "" {
+		t.Errorf("the kernel fell back (-want +got):\n%s", d)
+	}
+	x.ours.check(t, out, len(wire))
 }
 
 // usual is the UEID that a kernel has from the rig.
@@ -101,14 +104,9 @@ func (m *machines) fallbacks(t *testing.T) fallbacks {
 	return counts
 }
 
-func (f fallbacks) since(before fallbacks) string {
-	var told []string
-	for _, why := range slices.Sorted(maps.Keys(f)) {
-		for range f[why] - before[why] {
-			told = append(told, why)
-		}
-	}
-	return strings.Join(told, ", ")
+func (f fallbacks) since(before fallbacks) fallbacks {
+	maps.DeleteFunc(f, func(why string, _ int) bool { f[why] -= before[why]; return f[why] == 0 })
+	return f
 }
 
 func TestKernel(t *testing.T) {
@@ -133,21 +131,5 @@ func TestKernel(t *testing.T) {
 				m.meet(t, meeting{net: net4, role: "connect", ours: bare{mark: "offer", peer: "none"}, wire: []string{"> SYN", "< SYN-ACK"}, fell: "server 03010000"})
 			})
 		})
-	}
-}
-
-// withoutHook: nobody offers on our side, whatever the other one does, and everything is TCP.
-func (m *machines) withoutHook(t *testing.T) {
-	for _, n := range []network{net4, net6} {
-		for name, ours := range map[string]program{
-			"native": native{}, "bare": bare{mark: "offer", peer: "none"}, "library": library{connect: "peer-not-offering", serve: "client-not-offering"},
-		} {
-			t.Run(fmt.Sprintf("%s to %s without the hook", name, address(n.kernel)), func(t *testing.T) {
-				m.meet(t, meeting{net: n, role: "connect", ours: ours, wire: []string{"> SYN", "< SYN-ACK"}, fell: "server 03010000"})
-			})
-			t.Run(fmt.Sprintf("%s at %s without the hook", name, address(n.ours)), func(t *testing.T) {
-				m.meet(t, meeting{net: n, role: "serve", ours: ours, wire: []string{"> SYN SMC", "< SYN-ACK"}, fell: "client 03010000"})
-			})
-		}
 	}
 }

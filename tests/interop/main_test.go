@@ -46,11 +46,18 @@ func prepare() error {
 	if err := os.RemoveAll(overlay); err != nil {
 		return err
 	}
+	if err := os.MkdirAll(overlay, 0o755); err != nil {
+		return err
+	}
 	if err := script(10*time.Minute, "prepare.sh"); err != nil { // the first time it downloads a kernel
 		return err
 	}
-	if err := script(time.Minute, "add-bin.sh", overlay, filepath.Join(built, "libsmcr.so"), harness.App("bare"),
-		filepath.Join(cache(), "bin", "rigt-dyn")+":/usr/local/bin/rigt-dyn"); err != nil {
+	afsmc := filepath.Join(built, "interop", "afsmc.so")
+	if out, err := exec.Command("gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", afsmc, filepath.Join("afsmc", "afsmc.c")).CombinedOutput(); err != nil {
+		return fmt.Errorf("afsmc.c: %w\n%s", err, out)
+	}
+	if err := script(time.Minute, "add-bin.sh", overlay, filepath.Join(built, "libsmcr.so"), afsmc, harness.App("bare"),
+		"redis-server", "redis-cli", "redis-benchmark", "iperf3", filepath.Join(cache(), "bin", "rigt-dyn")+":/usr/local/bin/rigt-dyn"); err != nil {
 		return err
 	}
 	smcr, err := os.ReadFile(filepath.Join(built, "smcr")) // static, which add-bin.sh does not expect

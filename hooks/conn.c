@@ -6,11 +6,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/types.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
 
+#include "../kernel/smcr.h"
 #include "../preload/real.h"
 #include "sys.h"
 
@@ -52,35 +55,38 @@ static void early_over(int fd)
 
 /* ---- server ---- */
 
-static void publish(int fd)
+/* Our own may listen there: then the kernel hook is told, which old kernels want before listen. 1 = it has been. */
+static int mark(int fd)
 {
-	int r;
+	return rules_listen(fd) == 0 && reg_ready() == 0 && hook_offer(fd) == 0;
+}
 
-	if (S->mode == MODE_OFF || borrowed() || !is_tcp(fd))
-		return;
-	r = rules_listen(fd);
+static void publish(int fd, int marked)
+{
+	int r = rules_listen(fd);
+
 	if (r == 0)
-		r = reg_ready();
-	if (r == 0)
-		r = reg_listen(fd);
-	set_kind(fd, r == 0 ? FD_LISTENER : FD_PLAIN);
+		r = S->discovery & 1u << SOURCE_REGISTRY ? reg_listen(fd) : -R_NO_CLIENT;
+	if (r == 0 || marked)
+		fd_seen(fd);
+	set_kind(fd, r == 0 || marked ? FD_LISTENER : FD_PLAIN);
 }
 
 int h_listen(int fd, int backlog)
 {
-	/* First, since it may take a start of the engine: whoever connects before the offer is there is plain. */
-	if (unlikely(!atomic_load_explicit(&S->rules, memory_order_relaxed)) && S->mode != MODE_OFF && !borrowed() && is_tcp(fd)) {
-		int e = errno;
-		rules_load();
-		errno = e;
-	}
+	int e = errno, marked = 0, ours = kind_of(fd) <= FD_PLAIN && S->mode != MODE_OFF && !borrowed() && is_tcp(fd);
+
+	if (ours)
+		marked = mark(fd); /* and the rules are read: whoever connects before the offer is there is plain */
+	errno = e;
 	int r = S->real->listen(fd, backlog);
 
-	if (r == 0 && kind_of(fd) <= FD_PLAIN) {
-		int e = errno;
-		publish(fd);
-		errno = e;
-	}
+	e = errno;
+	if (ours && r == 0)
+		publish(fd, marked);
+	else if (marked)
+		hook_withdraw(fd);
+	errno = e;
 	return r;
 }
 
@@ -98,7 +104,9 @@ static void accepted(int listener, int fd)
 
 	rules_accepted(fd, &v);
 	if (v.reason) {
-		if (offers)
+		if (offers && hook_verdict(fd) == SMCR_YES)
+			hook_decline(fd, 0, v.reason);
+		else if (offers)
 			reg_refuse(fd);
 		else if (!is_tcp(fd))
 			return;
@@ -109,8 +117,11 @@ static void accepted(int listener, int fd)
 	}
 	if (!offers)
 		return;
+	int agreed = hook_verdict(fd) == SMCR_YES;
 	struct sock *s = sock_new(fd, 1, S_ACCEPTED);
 	if (!s) {
+		if (agreed)
+			hook_decline(fd, 0, R_MEMORY);
 		long probe = sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
 		if (probe >= 0)
 			sys(SYS_close, probe);
@@ -119,8 +130,19 @@ static void accepted(int listener, int fd)
 	}
 	if (v.use == USE_REQUIRE)
 		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
-	if (v.eager && (s = sock_get(fd, 0))) {
-		sock_use(s);
+	if ((v.eager || agreed) && (s = sock_get(fd, 0))) {
+		if (agreed) {
+			sock_agreed(s, SOURCE_KERNEL);
+			/* Its peer gives up after a few seconds, and this thread may do something else for as long. */
+			int r = engine_start();
+			if (r == 0)
+				engine_post(REQ_DUE, s, 0);
+			else
+				hook_withdraw(listener); /* the next shall not have to be told */
+			v.eager |= r < 0;
+		}
+		if (v.eager)
+			sock_use(s);
 		sock_put(s);
 	}
 }
@@ -134,7 +156,8 @@ int h_accept4(int fd, struct sockaddr *sa, socklen_t *len, int flags)
 	if (kind_of(fd) == FD_UNKNOWN && S->mode != MODE_OFF && sockopt_int(fd, SOL_SOCKET, SO_ACCEPTCONN) == 1) {
 		/* Inherited (pre-fork over exec, inetd, socket activation): from now on its clients find us. */
 		int e = errno;
-		publish(fd);
+		if (!borrowed() && is_tcp(fd))
+			publish(fd, mark(fd));
 		errno = e;
 	}
 	int n = flags ? S->real->accept4(fd, sa, len, flags) : S->real->accept(fd, sa, len);
@@ -170,10 +193,11 @@ static int opted_out(int fd)
 	       (sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, ulp, &len) == 0 && len > 0);
 }
 
-/* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason. */
-static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, u32 *to, struct verdict *v)
+/* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason.
+ * *marked: the SYN offers. */
+static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, u32 *to, struct verdict *v, int *marked)
 {
-	int r;
+	int r, no = 0;
 
 	if (S->mode == MODE_OFF || kind_of(fd) != FD_UNKNOWN || len < sizeof(struct sockaddr_in) ||
 	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed() || reg_ready() < 0)
@@ -181,17 +205,23 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	if (!atomic_load_explicit(&S->rules, memory_order_relaxed) && !is_tcp(fd))
 		return -1; /* a name server is asked by UDP: no reason to read the rules */
 	rules_connect(sa, len, v);
-	r = v->reason ? -(int)v->reason : reg_lookup(sa, len, to);
+	r = v->reason ? -(int)v->reason : S->discovery & 1u << SOURCE_REGISTRY ? reg_lookup(sa, len, to) : -R_NO_LISTENER;
 	if (!is_tcp(fd)) {
 		v->reason = R_NONE;
 		return -1;
 	}
 	if (r == 0 && reg_haste(*to) && v->use != USE_REQUIRE)
-		r = -R_HASTE;
+		r = no = -R_HASTE;
 	if (r == 0 && opted_out(fd))
-		r = -R_SOCKOPT;
+		r = no = -R_SOCKOPT;
 	if (r == 0 && epoll_early(fd) < 0)
-		r = -R_EPOLL_EARLY;
+		r = no = -R_EPOLL_EARLY;
+	*marked = !no && !v->reason && hook_offer(fd) == 0;
+	if (*marked && r < 0 && (no = opted_out(fd) ? -R_SOCKOPT : epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0)) {
+		hook_withdraw(fd);
+		*marked = 0;
+		r = no;
+	}
 	if (r == 0)
 		r = engine_start(); /* before the offer: once somebody has claimed it, plain TCP is no longer possible */
 	if (r == 0)
@@ -239,7 +269,7 @@ static int catch_up(struct sock *s, int fd)
 	for (int other = 0; other < top && other < FD_MAX; other++) {
 		struct stat st;
 		if (other == fd || !(atomic_load_explicit(&S->fd_early[other], memory_order_relaxed) & EARLY_DUP) ||
-		    kind_of(other) != FD_UNKNOWN || sys(SYS_fstat, other, &st) < 0 || !S_ISSOCK(st.st_mode) || st.st_ino != s->ino)
+		    (kind_of(other) != FD_UNKNOWN && kind_of(other) != FD_ASKED) || sys(SYS_fstat, other, &st) < 0 || !S_ISSOCK(st.st_mode) || st.st_ino != s->ino)
 			continue;
 		fd_dup(fd, other);
 		r |= take_over(s, other);
@@ -263,6 +293,7 @@ static int offered(int fd, int slot, u64 cookie, u32 to, int must)
 		return take_back(fd, slot, cookie, R_MEMORY) ? 0 : ECONNREFUSED;
 	if (must)
 		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
+	s->b->source = SOURCE_REGISTRY;
 	s->b->slot = (u32)slot;
 	s->offered_to = to + 1;
 	s->b->peer_cookie = d.cookie;
@@ -274,12 +305,67 @@ static int offered(int fd, int slot, u64 cookie, u32 to, int must)
 	return 0;
 }
 
+int conn_agreed(int fd, u32 source, int must)
+{
+	int r = source == SOURCE_KERNEL ? hook_take(fd) : 0, theirs = r == -EBUSY;
+
+	if (r == 0)
+		r = engine_start();
+	struct sock *s = (r == 0 || theirs) && sock_new(fd, 0, theirs ? S_ACCEPTED : S_CLC) ? sock_get(fd, 0) : 0;
+	if (!s) {
+		r = r < 0 ? -r : R_MEMORY;
+		hook_decline(fd, 1, (u32)r);
+		plain(fd, (u32)r);
+		early_over(fd);
+		if (must)
+			tcp_reset(fd);
+		return 0;
+	}
+	if (must)
+		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
+	if (theirs) {
+		atomic_fetch_or(&s->b->flags, BF_LOST); /* a process that shares the socket with us negotiates on it */
+	} else {
+		sock_agreed(s, source);
+		int bad = catch_up(s, fd);
+		engine_post(REQ_CLIENT, s, bad ? REQ_LEAVE : 0);
+		if (unlikely(bad))
+			sock_leave(s, R_EPOLL_EARLY);
+	}
+	sock_put(s);
+	return 1;
+}
+
+/* The SYN offered. 1 = that decides; 0 = the peer does not, or a server has claimed by the registry what the kernel cannot tell yet. */
+static int asked(int fd, int slot, u64 cookie, int must)
+{
+	int verdict = hook_verdict(fd);
+
+	if (verdict == SMCR_NO || (slot >= 0 && !reg_withdraw(slot, cookie)))
+		return 0;
+	if (slot >= 0)
+		reg_done(slot, cookie);
+	if (verdict == SMCR_YES) {
+		conn_agreed(fd, SOURCE_KERNEL, must);
+		return 1;
+	}
+	fd_seen(fd);
+	set_kind(fd, FD_ASKED);
+	atomic_store(&S->asked, 1);
+	return 1;
+}
+
 /* SMC-R is required: the program learns from connect that there is no SMC-R. */
 static int insist(int fd)
 {
-	struct sock *s = kind_of(fd) == FD_SOCK ? sock_get(fd, 0) : 0;
 	i64 until = now_ns() + REQUIRE_NS;
+	struct pollfd p = {fd, POLLOUT, 0};
+	struct timespec t = {0, REQUIRE_NS - 1};
 	int ok = 0;
+
+	if (kind_of(fd) == FD_ASKED)
+		sys(SYS_ppoll, &p, 1, &t, 0, 8);
+	struct sock *s = sock_get(fd, 0);
 
 	if (s) {
 		u32 st;
@@ -308,8 +394,26 @@ static int disconnect(struct sock *s, int fd, const struct sockaddr *sa, socklen
 	sock_leave(s, R_LEFT_EARLY);
 	sock_hand_back(s); /* first: the engine shall not see, and take, the error that this leaves for the program */
 	sock_put(s);
+	hook_withdraw(fd);
 	errno = before;
 	return S->real->connect(fd, sa, len);
+}
+
+/* connect once more on a socket that is about to be connected. */
+static int again(int fd, const struct sockaddr *sa, socklen_t len)
+{
+	int r = S->real->connect(fd, sa, len), e = errno;
+
+	if (r < 0 && (e == EALREADY || e == EINPROGRESS || e == EINTR))
+		return r;
+	if (r < 0 && e != EISCONN)
+		set_kind(fd, FD_UNKNOWN);
+	else if (sa->sa_family == AF_UNSPEC)
+		set_kind(fd, FD_UNKNOWN);
+	else
+		hook_look(fd);
+	errno = e;
+	return r;
 }
 
 int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
@@ -325,16 +429,21 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		if (s)
 			return disconnect(s, fd, sa, len);
 	}
-	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN;
+	if (unlikely(kind_of(fd) == FD_ASKED) && !borrowed())
+		return again(fd, sa, len);
+	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0;
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
 	u32 to = 0;
-	int slot = sa ? offer(fd, sa, len, &cookie, &to, &v) : -1, must = v.use == USE_REQUIRE;
+	int slot = sa ? offer(fd, sa, len, &cookie, &to, &v, &marked) : -1, must = v.use == USE_REQUIRE;
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
 
-	if (slot >= 0) {
-		if (r == 0 || e == EINPROGRESS) {
+	int goes = r == 0 || e == EINPROGRESS || (marked && e == EINTR);
+	if (marked && goes && asked(fd, slot, cookie, must)) {
+		goes = 0; /* with what was noted before the connect, until it is decided */
+	} else if (slot >= 0) {
+		if (goes) {
 			int bad = offered(fd, slot, cookie, to, must);
 			if (bad) {
 				errno = bad;
@@ -344,10 +453,10 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 			reg_withdraw(slot, cookie);
 			reg_done(slot, cookie);
 		}
-	} else if (v.reason && (r == 0 || e == EINPROGRESS)) {
+	} else if (v.reason && goes) {
 		plain(fd, v.reason);
 	}
-	if (r == 0 || e == EINPROGRESS)
+	if (goes)
 		early_over(fd);
 	if (must && fresh && (r == 0 || e == EINPROGRESS) && sa &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))

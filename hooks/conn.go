@@ -26,6 +26,8 @@ const (
 	stageTimeout = engine.Instant(20 * time.Millisecond)  // a sender waits for room in staging, and nobody has accepted
 	stageAgain   = engine.Instant(200 * time.Millisecond) // the same, accepted: that process may have an engine to start
 	settleTime   = engine.Instant(100 * time.Millisecond)
+	agreedTime   = engine.Instant(6 * time.Second) // as long as a kernel waits for each message (RFC 7609 §C.2)
+	dueAfter     = engine.Instant(500 * time.Millisecond)
 	halfEvery    = engine.Instant(50 * time.Millisecond)
 )
 
@@ -65,6 +67,7 @@ type conn struct {
 	settling bool
 	looked   int
 	full     int  // a sender waits for room in staging: 1 for the first time, 2 longer
+	late     bool // agreedTime has passed once
 	ended    bool // the TCP connection ended during the handshake
 }
 
@@ -210,6 +213,40 @@ func (c *conn) claimed(slot int) {
 	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c, c.l.now) })
 }
 
+// ---- agreed: by SYN and SYN-ACK, or by a rule ----
+
+func (c *conn) isAgreed() bool { return c.s != nil && uint32(c.s.b.flags)&C.BF_AGREED != 0 }
+
+// agreed begins at once: the peer may be anywhere, waits for us, and tells nobody when it has lost patience.
+func (c *conn) agreed(start func() *engine.Conn) {
+	c.negotiate(start)
+	if c.phase == phaseCLC && !c.settling {
+		c.setDeadline(c.l.now + agreedTime)
+	}
+}
+
+// due is a connection that was accepted and may not have been used yet.
+type due struct {
+	idx, gen uint32
+	at       engine.Instant
+}
+
+// useDue negotiates for a program that does not look at its connection. One that a forked child has too is that child's.
+func (l *loop) useDue(d due) {
+	s := C.sock_at(C.u32(d.idx), C.u32(d.gen))
+	if s == nil {
+		return
+	}
+	defer C.sock_drop(s)
+	switch {
+	case uint32(s.b.state) != C.S_ACCEPTED || s.fd < 0:
+	case atomic.LoadUint32((*uint32)(unsafe.Pointer(&s.b.procs))) > 1:
+		l.due = append(l.due, due{d.idx, d.gen, l.now + dueAfter})
+	default:
+		C.sock_use(s)
+	}
+}
+
 // ---- CLC over the TCP socket ----
 
 func (c *conn) negotiate(start func() *engine.Conn) {
@@ -337,7 +374,7 @@ func (c *conn) Broken(err error) {
 	}
 	c.ec = nil
 	switch {
-	case c.ended:
+	case c.ended && !c.isAgreed():
 		c.fallback(C.R_PROTOCOL, 0) // the peer is gone: TCP itself shows it to the program
 	default:
 		c.l.unwatch(c.fd())
@@ -403,15 +440,24 @@ func (c *conn) settle(decline bool) {
 			c.settle(decline)
 		}
 	case phaseCLC:
+		first := !c.settling
 		c.settling = true
 		if decline {
-			c.timeout()
+			c.decline()
 			return
 		}
-		if c.deadline == 0 {
+		if first {
 			c.setDeadline(c.l.now + settleTime)
 		}
 	}
+}
+
+// decline: the engine answers by Fallback, or by Established where it is too late to decline.
+func (c *conn) decline() {
+	if c.isAgreed() {
+		c.setDeadline(c.l.now + agreedTime)
+	}
+	c.ec.Decline(clc.DeclineInternal, c.l.now)
 }
 
 // timeout acts on the deadline.
@@ -429,7 +475,12 @@ func (c *conn) timeout() {
 			c.look()
 		}
 	case phaseCLC:
-		c.ec.Decline(clc.DeclineInternal, c.l.now) // the engine answers by Fallback, or by Established where it is too late to decline
+		if c.isAgreed() && c.late {
+			c.ec.EOF(c.l.now)
+			return
+		}
+		c.late = true
+		c.decline()
 	case phaseActive:
 		C.sock_half(c.s)
 		c.halfAgain()

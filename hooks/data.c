@@ -301,30 +301,36 @@ static ssize_t finish(ssize_t r)
 	return -1;
 }
 
+/* 0 and *r: what to answer, or PASS. */
+static struct sock *sock_of(int fd, int flags, ssize_t *r)
+{
+	*r = unlikely(kind_of(fd) == FD_ASKED) ? hook_wait(fd, flags) : 0;
+	if (unlikely(*r < 0))
+		return 0;
+	*r = PASS;
+	return sock_get(fd, 0);
+}
+
 static ssize_t take_fd(int fd, const struct iovec *iov, int n, int flags)
 {
-	ssize_t want = iov_total(iov, n, flags);
-	struct sock *s = want < 0 ? 0 : sock_get(fd, 0);
+	ssize_t want = iov_total(iov, n, flags), r = want;
+	struct sock *s = want < 0 ? 0 : sock_of(fd, flags, &r);
 
-	if (want < 0)
-		return want;
 	if (!s)
-		return PASS;
-	ssize_t r = take(s, iov, n, (size_t)want, flags);
+		return r;
+	r = take(s, iov, n, (size_t)want, flags);
 	sock_put(s);
 	return r;
 }
 
 static ssize_t put_fd(int fd, const struct iovec *iov, int n, int flags)
 {
-	ssize_t want = iov_total(iov, n, flags);
-	struct sock *s = want < 0 ? 0 : sock_get(fd, 0);
+	ssize_t want = iov_total(iov, n, flags), r = want;
+	struct sock *s = want < 0 ? 0 : sock_of(fd, flags, &r);
 
-	if (want < 0)
-		return want;
 	if (!s)
-		return PASS;
-	ssize_t r = put(s, iov, n, (size_t)want, flags);
+		return r;
+	r = put(s, iov, n, (size_t)want, flags);
 	sock_put(s);
 	return r;
 }
@@ -625,11 +631,11 @@ static ssize_t pump_in(struct sock *s, int in, off_t *off, size_t count, int now
 
 ssize_t h_sendfile(int out, int in, off_t *off, size_t count)
 {
-	struct sock *s = pass(out) ? 0 : sock_get(out, 0);
+	ssize_t r = PASS;
+	struct sock *s = pass(out) ? 0 : sock_of(out, 0, &r);
 
 	if (!s)
-		return S->real->sendfile(out, in, off, count);
-	ssize_t r;
+		return r == PASS ? S->real->sendfile(out, in, off, count) : finish(r);
 	off_t at = off ? *off : 0;
 	long probe = sys(SYS_lseek, in, 0, SEEK_CUR); /* sendfile wants something that can be read at an offset */
 
@@ -648,10 +654,13 @@ ssize_t h_sendfile(int out, int in, off_t *off, size_t count)
 
 ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, unsigned flags)
 {
-	struct sock *from = pass(in) ? 0 : sock_get(in, 0), *to = pass(out) ? 0 : sock_get(out, 0);
-	ssize_t r = PASS;
+	int now = flags & SPLICE_F_NONBLOCK ? MSG_DONTWAIT : 0;
+	ssize_t r = PASS, r2 = PASS;
+	struct sock *from = pass(in) ? 0 : sock_of(in, now, &r), *to = pass(out) ? 0 : sock_of(out, now, &r2);
 
-	if (to && !from && !outoff && !inoff) {
+	if (r != PASS || r2 != PASS) {
+		r = r != PASS ? r : r2;
+	} else if (to && !from && !outoff && !inoff) {
 		int wait = !(flags & SPLICE_F_NONBLOCK) && !nonblocking(to, 0);
 		struct pollfd p = {in, POLLIN, 0};
 		struct timespec zero = {0, 0};

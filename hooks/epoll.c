@@ -32,6 +32,7 @@
 #define TAGS 4096 /* bits of a bell */
 #define INNER_MAX 4
 #define SLICE_NS 20000000ll
+#define ASKED_NS 200000000ll
 #define MAX_EVENTS (INT_MAX / (int)sizeof(struct epoll_event))
 #define TURN_CALLS 64	   /* the kernel's fds get their turn at least every so many rounds, */
 #define TURN_CYCLES 100000 /* or when about so much time passed, or in every round while they have news */
@@ -776,6 +777,7 @@ struct wait {
 	i64 ns; /* < 0: for ever */
 	const sigset_t *mask;
 	int fine; /* epoll_pwait2 */
+	int decided; /* wait_asked asks */
 };
 
 static int kernel_wait(const struct wait *w, i64 ns)
@@ -1005,8 +1007,33 @@ static int wait_ours(const struct wait *w, int got)
 	}
 }
 
+static int wait_any(const struct wait *w);
+
+/* A peer that agreed waits for us, and the set may not tell that we are connected: it is looked at now and then. */
+static int wait_asked(const struct wait *w)
+{
+	i64 until = w->ns < 0 ? -1 : now_ns() + w->ns;
+	struct wait one = *w;
+	int n;
+
+	do {
+		i64 left = until < 0 ? ASKED_NS : until - now_ns();
+		hook_look_all();
+		if (!atomic_load(&S->asked))
+			left = until < 0 ? -1 : left;
+		else if (left > ASKED_NS)
+			left = ASKED_NS;
+		one.ns = until >= 0 && left < 0 ? 0 : left;
+		one.decided = 1;
+		n = wait_any(&one);
+	} while (n == 0 && (until < 0 || now_ns() < until));
+	return n;
+}
+
 static int wait_any(const struct wait *w)
 {
+	if (unlikely(atomic_load_explicit(&S->asked, memory_order_relaxed)) && w->ns && !w->decided)
+		return wait_asked(w);
 	struct ep_state *E = atomic_load(&S->ep);
 	int kind = kind_of(w->epfd), n;
 
@@ -1039,26 +1066,26 @@ static int wait_any(const struct wait *w)
 /* A set without anything of ours, and nobody who could put something into it meanwhile. */
 static int kernels(int epfd)
 {
-	return kind_of(epfd) <= FD_PLAIN && (__libc_single_threaded || !atomic_load_explicit(&S->ep, memory_order_relaxed));
+	return kind_of(epfd) <= FD_PLAIN && !atomic_load_explicit(&S->asked, memory_order_relaxed) && (__libc_single_threaded || !atomic_load_explicit(&S->ep, memory_order_relaxed));
 }
 
 int h_epoll_wait(int epfd, struct epoll_event *ev, int max, int ms)
 {
 	if (likely(kernels(epfd)))
 		return S->real->epoll_wait(epfd, ev, max, ms);
-	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, 0, 0});
+	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, 0, 0, 0});
 }
 
 int h_epoll_pwait(int epfd, struct epoll_event *ev, int max, int ms, const sigset_t *mask)
 {
 	if (likely(kernels(epfd)))
 		return S->real->epoll_pwait(epfd, ev, max, ms, mask);
-	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, mask, 0});
+	return wait_any(&(struct wait){epfd, max, ev, ms < 0 ? -1 : ms * 1000000ll, mask, 0, 0});
 }
 
 int h_epoll_pwait2(int epfd, struct epoll_event *ev, int max, const struct timespec *t, const sigset_t *mask)
 {
-	struct wait w = {epfd, max, ev, -1, mask, 1};
+	struct wait w = {epfd, max, ev, -1, mask, 1, 0};
 
 	if (likely(kernels(epfd)))
 		return S->real->epoll_pwait2(epfd, ev, max, t, mask);
@@ -1631,12 +1658,12 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 
 	if (unlikely(kind == FD_HIDDEN || kind_of(epfd) == FD_HIDDEN))
 		return fail(EBADF);
-	struct sock *s = kind == FD_SOCK ? sock_get(fd, 0) : 0;
+	struct sock *s = kind == FD_SOCK || kind == FD_ASKED ? sock_get(fd, 0) : 0;
 	if (s) {
 		r = ctl_ours(epfd, op, fd, s, ev);
 		sock_put(s);
 	}
-	if (r == PASS && kind == FD_UNKNOWN && (unsigned)fd < FD_MAX) {
+	if (r == PASS && (kind == FD_UNKNOWN || kind_of(fd) == FD_ASKED) && (unsigned)fd < FD_MAX) {
 		r = ctl_early(epfd, op, fd, ev);
 		if (r == PASS && unlikely(kind_of(fd) == FD_SOCK))
 			return h_epoll_ctl(epfd, op, fd, ev);

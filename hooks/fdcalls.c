@@ -92,6 +92,8 @@ static u32 let_go(int fd)
 	u32 listener = 0;
 
 	int reset = decide(fd);
+	if (unlikely(atomic_load(&S->fd_early[fd]))) /* connecting, or decided now: no longer noted for the number */
+		early_gone(fd);
 	struct sock *s = fd_forget(fd, &listener);
 	if (reset) /* now that our loop does not watch it: its look would take the error from who holds the socket */
 		tcp_reset(fd);
@@ -179,7 +181,7 @@ static void early_dup(int from, int to)
 {
 	if ((unsigned)from >= FD_MAX || (unsigned)to >= FD_MAX)
 		return;
-	int tcp = kind_of(from) == FD_UNKNOWN && (atomic_load(&S->fd_early[from]) & EARLY_TCP);
+	int tcp = (kind_of(from) == FD_UNKNOWN || kind_of(from) == FD_ASKED) && (atomic_load(&S->fd_early[from]) & EARLY_TCP);
 	if ((!tcp && !atomic_load(&S->fd_early[to])) || borrowed())
 		return;
 	atomic_store(&S->fd_early[to], tcp ? EARLY_TCP | EARLY_DUP : 0);

@@ -64,6 +64,7 @@ type loop struct {
 	peers map[roce.GID]uint32
 	crowd int                // so many peers, and it is time to look who is gone
 	timed map[*conn]struct{} // connections with a deadline
+	due   []due              // accepted, and the peer's patience is short; oldest first
 	sweep engine.Instant     // when to look for idle rings; 0 = nothing to look for
 }
 
@@ -195,6 +196,9 @@ func (l *loop) timeout() int {
 		}
 	}
 	earlier(l.sweep)
+	if len(l.due) > 0 {
+		earlier(l.due[0].at)
+	}
 	if t, ok := l.eng.NextDeadline(); ok {
 		earlier(max(t, 1))
 	}
@@ -261,12 +265,23 @@ func (l *loop) request(r *C.struct_req) {
 	switch r.op {
 	case C.REQ_CLIENT:
 		c := l.newConn(idx, gen)
-		c.offered(int(uint32(r.arg)))
+		if c.isAgreed() {
+			c.agreed(func() *engine.Conn { return l.eng.Client(c, c.subnet(), l.now) })
+		} else {
+			c.offered(int(uint32(r.arg)))
+		}
 		if r.arg&C.REQ_LEAVE != 0 {
 			c.settle(true)
 		}
 	case C.REQ_SERVER:
-		l.newConn(idx, gen).claimed(int(r.arg))
+		c := l.newConn(idx, gen)
+		if c.isAgreed() {
+			c.agreed(func() *engine.Conn { return l.eng.Server(c, l.now) })
+		} else {
+			c.claimed(int(r.arg))
+		}
+	case C.REQ_DUE:
+		l.due = append(l.due, due{idx, gen, l.now + dueAfter})
 	case C.REQ_SETTLE:
 		if c != nil {
 			c.settle(r.arg != 0)
@@ -298,6 +313,11 @@ func (l *loop) timers() {
 		if c.deadline <= l.now {
 			l.guard(c, c.timeout)
 		}
+	}
+	for len(l.due) > 0 && l.due[0].at <= l.now {
+		d := l.due[0]
+		l.due = l.due[1:]
+		l.guard(nil, func() { l.useDue(d) })
 	}
 	if l.sweep != 0 && l.sweep <= l.now {
 		l.sweepRings()

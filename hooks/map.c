@@ -352,7 +352,11 @@ static struct sock *forget(int fd, u32 *listener, const struct sock *want);
 
 struct sock *sock_get(int fd, int check)
 {
-	if (kind_of(fd) != FD_SOCK)
+	int kind = kind_of(fd);
+
+	if (unlikely(kind == FD_ASKED))
+		kind = hook_look(fd);
+	if (kind != FD_SOCK)
 		return 0;
 	u32 idx = atomic_load(&S->fd_sock[fd]);
 	if (idx == 0 || idx >= SOCK_MAX)
@@ -566,6 +570,10 @@ int fd_dup(int from, int to)
 		atomic_store(&S->fd_sock[to], atomic_load(&S->fd_sock[from]));
 		fd_seen(to);
 		kind_set(to, FD_LISTENER);
+		return 0;
+	case FD_ASKED:
+		fd_seen(to);
+		kind_set(to, FD_ASKED);
 		return 0;
 	default: {
 		int r = epoll_set_dup(from, to); /* also what is no set of ours yet may become one under either number */

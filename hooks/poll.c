@@ -37,6 +37,7 @@ struct look {
 	struct pollfd *k; /* what the kernel is asked: u without ours, and the bell behind it */
 	struct mine *own;
 	u32 n, nown, nkern, nsets; /* nsets: of nkern, epoll sets of ours */
+	u32 asked;		   /* of nkern, what may still become ours */
 	int sel, bell, slow;
 };
 
@@ -65,7 +66,7 @@ static int any_ours(const struct pollfd *u, u64 n, int sleeps)
 
 	for (u64 i = 0; i < n; i++) {
 		int kind = kind_of(u[i].fd);
-		ours |= kind == FD_SOCK || kind == FD_EPOLL || kind == FD_HIDDEN;
+		ours |= kind == FD_SOCK || kind == FD_EPOLL || kind == FD_HIDDEN || kind == FD_ASKED;
 		/* A set that gets its first socket of ours while we sleep has to know of us. */
 		if (unlikely(sets) && kind <= FD_PLAIN && u[i].fd >= 0)
 			epoll_polled(u[i].fd);
@@ -79,7 +80,7 @@ static void begin(struct look *l)
 {
 	for (u32 i = 0; i < l->n; i++) {
 		int fd = l->u[i].fd, kind = kind_of(fd);
-		struct sock *s = kind == FD_SOCK ? sock_get(fd, 0) : 0;
+		struct sock *s = kind == FD_SOCK || kind == FD_ASKED ? sock_get(fd, 0) : 0;
 		l->k[i] = l->u[i];
 		if (s && sock_use(s)) {
 			l->own[l->nown++] = (struct mine){.s = s, .at = i};
@@ -91,7 +92,28 @@ static void begin(struct look *l)
 		if (kind == FD_HIDDEN)
 			l->k[i].fd = INT_MAX; /* what is not there */
 		l->nsets += kind == FD_EPOLL;
+		l->asked += kind == FD_ASKED && kind_of(fd) == FD_ASKED;
 		l->nkern += fd >= 0;
+	}
+}
+
+/* Connected meanwhile. */
+static void look_asked(struct look *l)
+{
+	l->asked = 0;
+	for (u32 i = 0; i < l->n; i++) {
+		if (l->k[i].fd < 0 || kind_of(l->u[i].fd) < FD_SOCK)
+			continue;
+		int kind = kind_of(l->u[i].fd);
+		struct sock *s = kind == FD_ASKED || kind == FD_SOCK ? sock_get(l->u[i].fd, 0) : 0;
+		l->asked += kind_of(l->u[i].fd) == FD_ASKED;
+		if (s && sock_use(s)) {
+			l->own[l->nown++] = (struct mine){.s = s, .at = i};
+			l->k[i].fd = -1;
+			l->nkern--;
+		} else if (s) {
+			sock_put(s);
+		}
 	}
 }
 
@@ -131,10 +153,12 @@ static int look_own(struct look *l)
 /* How many are ready: ours and the kernel's; -errno. */
 static int look_all(struct look *l)
 {
+	if (unlikely(l->asked))
+		look_asked(l);
 	int ready = look_own(l);
 	u32 sets = 0;
 
-	l->slow = 0;
+	l->slow = l->asked != 0;
 	for (u32 i = 0; i < l->n; i++)
 		l->k[i].revents = 0;
 	if (!l->nkern)
@@ -423,7 +447,7 @@ static u32 sel_list(const struct sets *s, int n, struct pollfd *u, int *ours, in
 		for (; any; any &= any - 1, c++) {
 			int b = __builtin_ctzl(any), fd = (int)w * WORD_BITS + b, kind = kind_of(fd);
 			if (ours) {
-				*ours |= kind == FD_SOCK || kind == FD_EPOLL || kind == FD_HIDDEN;
+				*ours |= kind == FD_SOCK || kind == FD_EPOLL || kind == FD_HIDDEN || kind == FD_ASKED;
 				if (unlikely(sets) && kind <= FD_PLAIN)
 					epoll_polled(fd);
 			}

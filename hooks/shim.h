@@ -45,6 +45,7 @@ enum fd_kind {
 	FD_LISTENER = 3, /* a listening socket published in the registry */
 	FD_SOCK = 4,	/* a connection: fd_sock[fd] says which struct sock */
 	FD_EPOLL = 5,	/* an epoll set that has shadow entries (epoll.c) */
+	FD_ASKED = 6,	/* connecting; the SYN offered SMC-R, and whether the peer does shows with its SYN-ACK (hook.c) */
 };
 #define FD_MAX (1 << 20) /* fds beyond are never ours */
 #define SOCK_MAX 65536	 /* connections of ours in one process; index 0 is unused */
@@ -164,6 +165,9 @@ enum conn_state {
 	S_BROKEN = 7,	/* the handshake broke: the program sees a reset connection */
 };
 
+/* Who tells that the other end speaks SMC-R, in the order in which they are asked. Also bits (1 << source) of SMCR_DISCOVERY. */
+enum source { SOURCE_NONE = 0, SOURCE_KERNEL = 1, SOURCE_REGISTRY = 2, SOURCE_RULES = 3 };
+
 /* Lock word: owner's tid, bit 31 = somebody waits. 0 = free. See lane.c. */
 struct lk {
 	_Atomic u32 w;
@@ -182,6 +186,7 @@ struct lk {
 #define BF_SHUT_LATER 1024u /* BF_SHUT_WR came before the decision: the FIN is sent behind the staged bytes */
 #define BF_LOST 2048u	   /* established, and another image has the socket and not the rings: by exec (map_lost) or in a message */
 #define BF_REQUIRE 4096u   /* SMC-R, or the program sees a reset connection */
+#define BF_AGREED 8192u	   /* SYN and SYN-ACK said so, or rules: the other end waits for CLC, nobody can withdraw */
 #define BF_BROKEN 512u	   /* the peer broke the protocol: reads and writes fail with ECONNABORTED/ECONNRESET */
 
 struct block {
@@ -196,7 +201,7 @@ struct block {
 	struct lk lock;	   /* state changes */
 	struct lk rx;	   /* reading from the rx ring; before S_ACTIVE: unused */
 	struct lk tx;	   /* writing to the tx ring, and staging */
-	u32 pad0;
+	u32 source;	   /* enum source: who said that the peer offers SMC-R */
 	struct arm st;	   /* wants to know when state, flags or staging change; used while state != S_ACTIVE */
 	u64 cookie;	   /* SO_COOKIE of our TCP socket */
 	u64 peer_cookie;   /* SO_COOKIE of the peer's, 0 = unknown */
@@ -322,12 +327,13 @@ enum engine_state { ENG_COLD = 0, ENG_STARTING = 1, ENG_READY = 2, ENG_DEAD = 3 
 /* What C asks of the engine (queue.c). sock and gen name the connection. */
 enum req_op {
 	REQ_CLIENT = 1, /* S_OFFERED: watch for the claim, then run CLC as client; arg = registry slot; with REQ_LEAVE: decline */
-	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot */
+	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot. BF_AGREED: no slot, of both */
 	REQ_SETTLE,	/* finish, withdraw or decline now: the program closes, shuts down, forks, execs */
 	REQ_STAGE_FULL, /* a sender waits: withdraw if nobody claims within 20 ms */
 	REQ_CLOSED,	/* last fd of this process is closed: release when both sides are done */
 	REQ_TOUCHED,	/* a punched ring is written again: sweep later */
 	REQ_WATCH,	/* adopt: watch the TCP fd of an established connection (after fork) */
+	REQ_DUE,	/* accepted, BF_AGREED: the peer's patience is short, negotiate soon even if nobody uses it */
 	REQ_HALF,	/* the peer has shut down sending and somebody waits to write: look whether it still lives */
 };
 #define REQ_LEAVE (1ull << 32) /* in the arg of REQ_CLIENT */
@@ -400,6 +406,10 @@ struct shim {
 	u32 profile;	   /* enum smcr_profile */
 	u32 nudge;
 	u32 adapt;	   /* SMCR_ADAPT: reg_haste */
+	u32 discovery;	   /* SMCR_DISCOVERY: bits of enum source */
+	_Atomic u32 hook;  /* the kernel hook: 0 = never asked, 1 = answers, 2 = is not there */
+	struct lk ask_lk;  /* deciding about one */
+	_Atomic u32 asked; /* there may be numbers that are FD_ASKED */
 	u32 rmbe;	   /* SMCR_RMBE in bytes, 0 = default */
 	/* behind what every process writes when it starts: the fewer pages the better */
 	u64 boot[192];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
@@ -546,6 +556,7 @@ int sock_arm(struct sock *s, u32 bell, u32 want) HIDDEN; /* 1 = armed for these;
 void sock_settle(struct sock *s, int wait) HIDDEN;
 void sock_timeo(struct sock *s) HIDDEN; /* loads SO_RCVTIMEO and SO_SNDTIMEO into the block once; opt.c */
 void sock_leave(struct sock *s, u32 reason) HIDDEN; /* not established yet: give SMC-R up; ends in S_TCP, bounded */
+void sock_agreed(struct sock *s, u32 source) HIDDEN; /* right after sock_new */
 void sock_hand_back(struct sock *s) HIDDEN; /* TCP's connection is over: the kernel's socket shows the rest natively */
 void tcp_reset(int fd) HIDDEN;
 void settle_all(void) HIDDEN;		 /* before fork, exec, exit */
@@ -609,6 +620,26 @@ void rules_decide(const struct rules *t, u32 role, u16 port, const struct place 
 int rules_source(u64 id[6]) HIDDEN;
 /* For the engine: a compiled table of that source, for this process and, if it is `lasting`, for those to come. */
 void rules_keep(const void *table, u64 size, const u64 id[6], int lasting) HIDDEN;
+
+/* ---- hook.c: the kernel hook, which puts the option of RFC 7609 §3.1 on SYN and SYN-ACK ------------------------------ */
+
+int hook_offer(int fd) HIDDEN;	   /* before listen or connect: this socket offers. 0 or -errno */
+void hook_withdraw(int fd) HIDDEN; /* no longer */
+int hook_verdict(int fd) HIDDEN;   /* enum smcr_verdict of kernel/smcr.h: did both offer? SMCR_UNKNOWN without a hook, too */
+/* The first process that asks negotiates on this socket: 0; another image or child does or did: -EBUSY. */
+int hook_take(int fd) HIDDEN;
+/* FD_ASKED: what it is by now: FD_ASKED still, FD_SOCK or FD_PLAIN. */
+int hook_look(int fd) HIDDEN;
+void hook_look_all(void) HIDDEN;
+/* For a call that moves bytes: waits as the socket does. 0 = it is no longer FD_ASKED; -EAGAIN, -EINTR. flags: MSG_DONTWAIT. */
+int hook_wait(int fd, int flags) HIDDEN;
+/* Agreed, and we cannot: says so to the peer, as server once its Proposal is off the stream, bounded; or resets. For
+ * sockets that no engine knows. */
+void hook_decline(int fd, int client, u32 reason) HIDDEN;
+/* Before exec and spawn: what the next image inherits shall not offer. mine = 0: in a vfork child, or others go on here. */
+void hook_exec(int mine) HIDDEN;
+/* conn.c: FD_ASKED is connected and both offer; 0 = plain by now. */
+int conn_agreed(int fd, u32 source, int must) HIDDEN;
 
 /* ---- registry.c: the host registry and sock_diag ------------------------------------------------------------------ */
 

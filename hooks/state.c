@@ -167,7 +167,38 @@ void sock_broken(struct sock *s, u32 reason, int err)
 	sock_fire(s);
 }
 
+void sock_agreed(struct sock *s, u32 source)
+{
+	s->b->source = source;
+	atomic_fetch_or(&s->b->flags, BF_AGREED);
+}
+
 /* ---- first use of an accepted socket ---- */
+
+static void claim_agreed(struct sock *s)
+{
+	struct block *b = s->b;
+	int nested = lk_lock(&b->lock), other = 0;
+
+	if (state_of(s) == S_ACCEPTED) {
+		int r = b->source == SOURCE_KERNEL ? hook_take(s->fd) : 0;
+		other = r == -EBUSY; /* another image took it */
+		if (r == 0)
+			r = engine_start();
+		if (r == 0 || other) {
+			atomic_store_explicit(&b->state, S_CLC, memory_order_release);
+			if (!other)
+				engine_post(REQ_SERVER, s, 0);
+		} else {
+			r = r > -R_COUNT ? -r : R_LEFT_EARLY;
+			hook_decline(s->fd, 0, (u32)r);
+			sock_fallback(s, (u32)r, 0);
+		}
+	}
+	lk_unlock(&b->lock, nested);
+	if (other)
+		sock_broken(s, R_EXEC, ECONNRESET);
+}
 
 static void claim(struct sock *s)
 {
@@ -179,6 +210,10 @@ static void claim(struct sock *s)
 	if (unlikely(atomic_load(&b->flags) & BF_LOST)) {
 		atomic_compare_exchange_strong(&b->state, &lost, S_CLC);
 		sock_broken(s, R_EXEC, ECONNRESET);
+		return;
+	}
+	if (atomic_load(&b->flags) & BF_AGREED) {
+		claim_agreed(s);
 		return;
 	}
 	if (S->mode == MODE_OFF) {
@@ -200,6 +235,7 @@ static void claim(struct sock *s)
 	if (state_of(s) == S_ACCEPTED) {
 		if (slot >= 0 && reg_claim(slot, d.cookie)) {
 			b->peer_cookie = d.cookie;
+			b->source = SOURCE_REGISTRY;
 			atomic_store_explicit(&b->state, S_CLC, memory_order_release);
 			engine_post(REQ_SERVER, s, (u64)slot);
 		} else {
@@ -520,8 +556,20 @@ static void leave(struct sock *s, u32 reason, int decline, int wait)
 /* Not used yet, and it shall be plain: a client that offered is told, or it would wait until its patience ends. */
 static void leave_accepted(struct sock *s, u32 reason)
 {
+	struct block *b = s->b;
+
 	if (state_of(s) != S_ACCEPTED)
 		return;
+	if (atomic_load(&b->flags) & BF_AGREED) {
+		int nested = lk_lock(&b->lock);
+		if (state_of(s) == S_ACCEPTED) {
+			if (b->source != SOURCE_KERNEL || hook_take(s->fd) == 0)
+				hook_decline(s->fd, 0, reason);
+			sock_fallback(s, reason, 0);
+		}
+		lk_unlock(&b->lock, nested);
+		return;
+	}
 	sock_fallback(s, reason, 0);
 	reg_refuse(s->fd);
 }

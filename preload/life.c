@@ -50,6 +50,24 @@ BOOT static u32 bytes_of(const char *val)
 	return *val || n > UINT32_MAX ? 0 : (u32)n;
 }
 
+#define ALL_SOURCES (1u << SOURCE_KERNEL | 1u << SOURCE_REGISTRY | 1u << SOURCE_RULES)
+/* A list of words with commas between them. */
+BOOT static u32 sources_of(const char *val)
+{
+	static const char *const words[] = {[SOURCE_KERNEL] = "kernel", [SOURCE_REGISTRY] = "registry", [SOURCE_RULES] = "rules"};
+	u32 found = 0, i;
+
+	for (size_t n; *val; val += n + (val[n] == ',')) {
+		n = strcspn(val, ",");
+		for (i = SOURCE_KERNEL; i <= SOURCE_RULES && (strlen(words[i]) != n || memcmp(words[i], val, n)); i++)
+			;
+		if (i > SOURCE_RULES)
+			return ALL_SOURCES;
+		found |= 1u << i;
+	}
+	return found ? found : ALL_SOURCES;
+}
+
 BOOT static void read_environment(char **envp)
 {
 	static const char *const modes[] = {[MODE_AUTO] = "auto", [MODE_OFF] = "off", [MODE_REQUIRE] = "require"};
@@ -57,6 +75,7 @@ BOOT static void read_environment(char **envp)
 		[PROFILE_BALANCED] = "balanced", [PROFILE_SAFE] = "safe", [PROFILE_LATENCY] = "latency"};
 
 	S->nudge = S->adapt = 1;
+	S->discovery = ALL_SOURCES;
 	for (; envp && *envp; envp++) {
 		const char *e = *envp, *val;
 
@@ -72,6 +91,8 @@ BOOT static void read_environment(char **envp)
 			S->nudge = strcmp(val, "0") != 0;
 		else if (IS("ADAPT"))
 			S->adapt = strcmp(val, "0") != 0;
+		else if (IS("DISCOVERY"))
+			S->discovery = sources_of(val);
 		else if (IS("RMBE"))
 			S->rmbe = bytes_of(val);
 		else if (IS("REPORT_DIR"))
@@ -248,6 +269,7 @@ static void become_child(void)
 		epoll_forked();
 	}
 	atomic_store(&S->early_lk.w, 0);
+	atomic_store(&S->ask_lk.w, 0);
 	bell_forked();
 	if (l->report && S->mode != MODE_OFF)
 		reg_ready();
@@ -438,29 +460,36 @@ static char **env_with(char **with, char *const *envp, struct held *h)
 		return call;                                          \
 	} while (0)
 
+/* Another image starts beside us. */
+static void spawning(void)
+{
+	settle();
+	hook_exec(0);
+}
+
 int h_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *fa, const posix_spawnattr_t *a,
 		  char *const argv[], char *const envp[])
 {
-	settle();
+	spawning();
 	WITH_HELD(envp, smcr_real.posix_spawn(pid, path, fa, a, argv, env), smcr_real.posix_spawn(pid, path, fa, a, argv, envp));
 }
 
 int h_posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *fa, const posix_spawnattr_t *a,
 		   char *const argv[], char *const envp[])
 {
-	settle();
+	spawning();
 	WITH_HELD(envp, smcr_real.posix_spawnp(pid, file, fa, a, argv, env), smcr_real.posix_spawnp(pid, file, fa, a, argv, envp));
 }
 
 int h_system(const char *cmd)
 {
-	settle();
+	spawning();
 	return smcr_real.system(cmd);
 }
 
 FILE *h_popen(const char *cmd, const char *mode)
 {
-	settle();
+	spawning();
 	return smcr_real.popen(cmd, mode);
 }
 
@@ -470,7 +499,9 @@ FILE *h_popen(const char *cmd, const char *mode)
 static void leave_image(void)
 {
 	settle();
-	if (!S->reg || !life_mine())
+	int mine = life_mine();
+	hook_exec(mine);
+	if (!S->reg || !mine)
 		return;
 	reg_exec_accepted(); /* a forked child, too, which has no page of its own */
 	if (S->proc)

@@ -71,6 +71,13 @@ var roleWords = []string{"client", "server"}
 
 func (r Role) String() string { return name(roleWords, uint32(r)) }
 
+// Source is who said that the peer speaks SMC-R (enum source).
+type Source uint32
+
+var sourceWords = []string{"", "kernel", "registry", "rules"}
+
+func (s Source) String() string { return name(sourceWords, uint32(s)) }
+
 // Address families as Linux numbers them: a block outlives the process that wrote it, and this package imports nothing of it.
 const (
 	AFInet  = 2
@@ -95,7 +102,7 @@ type Block struct {
 	Lock       uint32    `c:"lock"`  // lock words: the owner's thread id, bit 31 = somebody waits
 	RxLock     uint32    `c:"rx"`
 	TxLock     uint32    `c:"tx"`
-	_          uint32    `c:"pad0"`
+	Source     Source    `c:"source"`
 	Arm        uint64    `c:"st"`     // who waits for a change of state
 	Cookie     uint64    `c:"cookie"` // SO_COOKIE of our TCP socket
 	PeerCookie uint64    `c:"peer_cookie"`

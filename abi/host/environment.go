@@ -11,6 +11,7 @@ import (
 var environment = map[string]func(v string) string{
 	"SMCR_MODE":       oneOf("auto", "off", "require"),
 	"SMCR_PROFILE":    oneOf("balanced", "safe", "latency"),
+	"SMCR_DISCOVERY":  sources,
 	"SMCR_NUDGE":      oneOf("0", "1"),
 	"SMCR_ADAPT":      oneOf("0", "1"),
 	"SMCR_RMBE":       ringSize,
@@ -27,6 +28,16 @@ var environment = map[string]func(v string) string{
 func absolute(v string) string {
 	if !strings.HasPrefix(v, "/") {
 		return "want an absolute path"
+	}
+	return ""
+}
+
+// sources is a list of who may tell that a peer speaks SMC-R.
+func sources(v string) string {
+	for word := range strings.SplitSeq(v, ",") {
+		if !slices.Contains(sourceWords[1:], word) {
+			return "want some of kernel,registry,rules"
+		}
 	}
 	return ""
 }

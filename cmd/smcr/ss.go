@@ -28,7 +28,8 @@ type connection struct {
 	Mode     string `json:"mode"`
 	Reason   string `json:"reason"`
 	Provider string `json:"provider"`
-	RMBE     uint64 `json:"rmbe"` // bytes of our receive element, 0 = none yet
+	Source   string `json:"source"` // who told that the peer speaks SMC-R: kernel, registry, rules; "" = nobody yet
+	RMBE     uint64 `json:"rmbe"`   // bytes of our receive element, 0 = none yet
 	Tx       uint64 `json:"tx_bytes"`
 	Rx       uint64 `json:"rx_bytes"`
 
@@ -44,7 +45,8 @@ func newSS() *cobra.Command {
 		Long: "Shows the live connections of all your processes that run under the library, and how many connections each process\n" +
 			"left to TCP, with the reasons.\n\n" +
 			"State is that of the SMC-R connection as smcss names it. RMBE is the size of the receive buffer; Tx and Rx count what\n" +
-			"went over SMC-R. --json gives the connections as an array; with -a an object that holds them and the processes.",
+			"went over SMC-R. Source is who told that the peer speaks SMC-R: the kernel hook (smcr enable), the registry of this host, or\n" +
+			"a rule. --json gives the connections as an array; with -a an object that holds them and the processes.",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			dir, err := runDir()
@@ -97,7 +99,7 @@ func connections(found []process) []connection {
 			b := &p.blocks[j]
 			c := connection{
 				PID: p.pid, Comm: p.comm, FD: b.FD, Local: address(b.Local()), Peer: address(b.PeerEnd()), Role: b.Role.String(),
-				Mode: mode(b.State), Reason: b.Reason.String(), Provider: printable(b.ProviderName()), RMBE: b.RxSize,
+				Mode: mode(b.State), Reason: b.Reason.String(), Provider: printable(b.ProviderName()), Source: b.Source.String(), RMBE: b.RxSize,
 				Tx: b.TxBytes, Rx: b.RxBytes, state: smcState(b), diagnosis: clc.DeclineCode(b.Diagnosis),
 			}
 			// A forked child that took the connection over.
@@ -165,7 +167,7 @@ func shorten(s string, wide bool) string {
 }
 
 func writeConnections(w io.Writer, conns []connection, wide bool) {
-	t := newTable(w, "State", "Local Address", "Peer Address", "Mode", "Provider", "Reason", "PID/Command", "fd", "RMBE", "Tx", "Rx")
+	t := newTable(w, "State", "Local Address", "Peer Address", "Mode", "Provider", "Source", "Reason", "PID/Command", "fd", "RMBE", "Tx", "Rx")
 	t.right("fd", "RMBE", "Tx", "Rx")
 	for i := range conns {
 		c := &conns[i]
@@ -185,7 +187,7 @@ func writeConnections(w io.Writer, conns []connection, wide bool) {
 		}
 		colour := map[string]text.Color{"smc": text.FgGreen, "tcp": text.FgYellow}[c.Mode]
 		t.row(c.state, shorten(cmp.Or(c.Local, "-"), wide), shorten(cmp.Or(c.Peer, "-"), wide), t.paint(colour, c.Mode),
-			cmp.Or(c.Provider, "-"), reason, fmt.Sprintf("%d/%s", c.PID, c.Comm), fd, rmbe, size(c.Tx), size(c.Rx))
+			cmp.Or(c.Provider, "-"), cmp.Or(c.Source, "-"), reason, fmt.Sprintf("%d/%s", c.PID, c.Comm), fd, rmbe, size(c.Tx), size(c.Rx))
 	}
 	t.write()
 }

@@ -79,7 +79,10 @@ func (w *World) environment(uid int) []string {
 	env = append(env, "LC_ALL=C", "HOME="+w.Dir, "PYTHONDONTWRITEBYTECODE=1", w.marker())
 	if w.Mode == SMC {
 		env = append(env, "SMCR_RUN_DIR="+w.runDir(uid), "SMCR_ADAPT=0") // what a test connects goes over SMC-R, however short
-		if level := os.Getenv("SMCR_LOG_LEVEL"); level != "" {           // for looking into a failure
+		if sources := os.Getenv("HARNESS_DISCOVERY"); sources != "" {    // the tests of the kernel hook run the others once more
+			env = append(env, "SMCR_DISCOVERY="+sources)
+		}
+		if level := os.Getenv("SMCR_LOG_LEVEL"); level != "" { // for looking into a failure
 			env = append(env, "SMCR_LOG_LEVEL="+level, "SMCR_LOG="+os.Getenv("SMCR_LOG"))
 		}
 	}

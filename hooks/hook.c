@@ -1,0 +1,219 @@
+/*
+ * The kernel hook (smcr enable) as a program's sockets meet it: they are marked before listen and connect, the option of
+ * RFC 7609 §3.1 is then on SYN and SYN-ACK, and afterwards the kernel says whether both sides had it. If so there is no
+ * way back: the other end waits for a CLC message and reads whatever comes as one.
+ */
+#include "shim.h"
+#include "sys.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/types.h>
+#include <poll.h>
+#include <string.h>
+#include <time.h>
+
+#include "../kernel/smcr.h"
+#include "../preload/real.h"
+
+enum { HOOK_UNASKED, HOOK_THERE, HOOK_ABSENT };
+
+#define DECLINE_NS 500000000ll /* how long a Proposal is waited for that can only be declined */
+#define CLC_HEAD 8
+#define CLC_MAX 4096
+#define CLC_PROPOSAL 1
+#define CLC_DECLINE 4
+#define CLC_V1 0x10
+#define DECLINE_MEMORY 0x01010000u /* clc.DeclineMemory, clc.DeclineInternal */
+#define DECLINE_INTERNAL 0x09990000u
+
+static int set_option(int fd, int name, const void *value, socklen_t len)
+{
+	long r = atomic_load_explicit(&S->hook, memory_order_relaxed) == HOOK_ABSENT ? -ENOPROTOOPT
+										 : sys(SYS_setsockopt, fd, SOL_SMCR, name, value, len);
+
+	if (r == -ENOPROTOOPT) /* asked for a TCP socket: so nobody knows the level */
+		atomic_store(&S->hook, HOOK_ABSENT);
+	else if (r == 0)
+		atomic_store(&S->hook, HOOK_THERE);
+	return (int)r;
+}
+
+int hook_offer(int fd)
+{
+	u32 on = 1;
+	u64 cookie;
+	socklen_t len = sizeof cookie;
+
+	if (!(S->discovery & 1u << SOURCE_KERNEL))
+		return -ENOPROTOOPT;
+	int r = set_option(fd, SMCR_OFFER, &on, sizeof on);
+	if (r != -EAGAIN || sys(SYS_getsockopt, fd, SOL_SOCKET, SO_COOKIE, &cookie, &len) < 0)
+		return r;
+	return set_option(fd, SMCR_OFFER, &on, sizeof on);
+}
+
+void hook_withdraw(int fd)
+{
+	u32 off = 0;
+
+	set_option(fd, SMCR_OFFER, &off, sizeof off);
+}
+
+int hook_verdict(int fd)
+{
+	struct smcr_peer p = {0};
+	socklen_t len = sizeof p;
+
+	/* Not even asked for: then no socket of this process was marked, but one that it inherited may be. */
+	if (atomic_load_explicit(&S->hook, memory_order_relaxed) == HOOK_ABSENT ||
+	    sys(SYS_getsockopt, fd, SOL_SMCR, SMCR_PEER, &p, &len) < 0 || len != sizeof p)
+		return SMCR_UNKNOWN;
+	return (int)p.verdict;
+}
+
+int hook_take(int fd)
+{
+	struct smcr_exchange x = {0, (u64)S->pid << 8 | S_CLC};
+
+	return set_option(fd, SMCR_WORD, &x, sizeof x);
+}
+
+/* ---- connecting ---- */
+
+static u32 events_of(int fd)
+{
+	struct pollfd p = {fd, POLLOUT, 0};
+	struct timespec zero = {0, 0};
+
+	return sys(SYS_ppoll, &p, 1, &zero, 0, 8) > 0 ? (u32)(u16)p.revents : 0;
+}
+
+static int look(int fd)
+{
+	int verdict = hook_verdict(fd);
+
+	/* The verdict is there before anybody is told that the socket is connected. */
+	if (verdict == SMCR_UNKNOWN && events_of(fd) && (verdict = hook_verdict(fd)) == SMCR_UNKNOWN) {
+		atomic_store(&S->fd_kind[fd], FD_UNKNOWN); /* it failed; the program may try once more */
+		return FD_UNKNOWN;
+	}
+	if (verdict == SMCR_UNKNOWN)
+		return FD_ASKED;
+	if (verdict == SMCR_YES && conn_agreed(fd, SOURCE_KERNEL, 0))
+		return FD_SOCK;
+	if (verdict == SMCR_NO) {
+		atomic_store(&S->fd_early[fd], 0);
+		atomic_store(&S->fd_kind[fd], FD_PLAIN);
+		count_tcp(R_NO_LISTENER);
+	}
+	return FD_PLAIN;
+}
+
+int hook_look(int fd)
+{
+	u64 old = quiet(); /* a handler that uses the socket would meet it undecided */
+	int nested = lk_lock(&S->ask_lk), kind = kind_of(fd);
+
+	if (kind == FD_ASKED && !borrowed())
+		kind = look(fd);
+	lk_unlock(&S->ask_lk, nested);
+	unquiet(old);
+	return kind;
+}
+
+void hook_look_all(void)
+{
+	int left = 0;
+
+	atomic_store(&S->asked, 0);
+	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++)
+		if (kind_of((int)fd) == FD_ASKED)
+			left |= hook_look((int)fd) == FD_ASKED;
+	if (left)
+		atomic_store(&S->asked, 1);
+}
+
+int hook_wait(int fd, int flags)
+{
+	while (hook_look(fd) == FD_ASKED) {
+		struct pollfd p = {fd, POLLOUT, 0};
+		long fl = sys(SYS_fcntl, fd, F_GETFL);
+		if ((flags & MSG_DONTWAIT) || (fl & O_NONBLOCK))
+			return -EAGAIN;
+		if ((S->real->ppoll)(&p, 1, 0, 0) < 0)
+			return -errno;
+	}
+	return 0;
+}
+
+/* ---- when it turns out that we cannot ---- */
+
+/* 1 = m holds at least so many bytes of the stream, which stay there. */
+static int peek(int fd, u8 *m, long want, i64 until)
+{
+	long n;
+
+	while ((n = sys(SYS_recvfrom, fd, m, CLC_MAX, MSG_PEEK | MSG_DONTWAIT, 0, 0)) < want) {
+		if (n == 0 || (n < 0 && n != -EAGAIN && n != -EINTR) || now_ns() >= until)
+			return 0;
+		struct pollfd p = {fd, POLLIN, 0};
+		struct timespec t = {0, n < 0 ? 10000000 : 1000000};
+		sys(SYS_ppoll, &p, n < 0, &t, 0, 8); /* once a part is there it would not sleep for the rest */
+	}
+	return 1;
+}
+
+/* One CLC message off the stream, and nothing behind it: its type; 0 = none came, or something else. */
+static int take_message(int fd)
+{
+	static const u8 eye[4] = {0xe2, 0xd4, 0xc3, 0xd9};
+	u8 m[CLC_MAX];
+	i64 until = now_ns() + DECLINE_NS;
+
+	if (!peek(fd, m, CLC_HEAD, until) || memcmp(m, eye, sizeof eye))
+		return 0;
+	long len = m[5] << 8 | m[6];
+	if (len < CLC_HEAD || len > CLC_MAX || !peek(fd, m, len, until))
+		return 0;
+	return sys(SYS_recvfrom, fd, m, len, MSG_DONTWAIT, 0, 0) == len ? m[4] : 0;
+}
+
+void hook_decline(int fd, int client, u32 reason)
+{
+	u8 m[28] = {0xe2, 0xd4, 0xc3, 0xd9, CLC_DECLINE, 0, sizeof m, CLC_V1};
+	u32 code = htonl(reason == R_MEMORY ? DECLINE_MEMORY : DECLINE_INTERNAL);
+	int came = client ? CLC_PROPOSAL : take_message(fd);
+
+	/* RFC 7609 §A.2.5; the peer ID is nobody's. */
+	memcpy(m + 16, &code, sizeof code);
+	memcpy(m + 24, m, 4);
+	if (!came || (came != CLC_DECLINE && sys(SYS_sendto, fd, m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL, 0, 0) != sizeof m))
+		tcp_reset(fd);
+}
+
+/* ---- exec ---- */
+
+void hook_exec(int mine)
+{
+	if (atomic_load(&S->hook) != HOOK_THERE)
+		return;
+	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++) {
+		int kind = kind_of((int)fd);
+		if (kind != FD_LISTENER && (kind != FD_SOCK || !mine))
+			continue;
+		long fl = sys(SYS_fcntl, fd, F_GETFD);
+		if (fl < 0 || (fl & FD_CLOEXEC))
+			continue;
+		if (kind == FD_LISTENER) {
+			hook_withdraw((int)fd);
+			continue;
+		}
+		struct sock *s = sock_get((int)fd, 1);
+		if (s && atomic_load(&s->b->state) == S_ACCEPTED && (atomic_load(&s->b->flags) & BF_AGREED))
+			sock_leave(s, R_LEFT_EARLY);
+		if (s)
+			sock_put(s);
+	}
+}

@@ -76,6 +76,8 @@ int h_listen(int fd, int backlog)
 {
 	int e = errno, marked = 0, ours = kind_of(fd) <= FD_PLAIN && S->mode != MODE_OFF && !borrowed() && is_tcp(fd);
 
+	if (ours && (unsigned)fd < FD_MAX && (atomic_load(&S->fd_early[fd]) & EARLY_OUT))
+		ours = 0;
 	if (ours)
 		marked = mark(fd); /* and the rules are read: whoever connects before the offer is there is plain */
 	errno = e;
@@ -189,7 +191,7 @@ static int opted_out(int fd)
 	char ulp[16];
 	socklen_t len = sizeof ulp;
 
-	return sockopt_int(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT) == 1 || sockopt_int(fd, IPPROTO_TCP, TCP_REPAIR) == 1 ||
+	return (atomic_load(&S->fd_early[fd]) & EARLY_OUT) || sockopt_int(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT) == 1 || sockopt_int(fd, IPPROTO_TCP, TCP_REPAIR) == 1 ||
 	       (sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, ulp, &len) == 0 && len > 0);
 }
 
@@ -217,10 +219,14 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	if (r == 0 && epoll_early(fd) < 0)
 		r = no = -R_EPOLL_EARLY;
 	*marked = !no && !v->reason && hook_offer(fd) == 0;
-	if (*marked && r < 0 && (no = opted_out(fd) ? -R_SOCKOPT : epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0)) {
+	if (*marked && reg_shunned(sa, len))
+		no = -R_NOT_SMC;
+	if (*marked && r < 0 && !no)
+		no = opted_out(fd) ? -R_SOCKOPT : epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0;
+	if (*marked && no) {
 		hook_withdraw(fd);
 		*marked = 0;
-		r = no;
+		r = r < 0 ? no : r;
 	}
 	if (r == 0)
 		r = engine_start(); /* before the offer: once somebody has claimed it, plain TCP is no longer possible */

@@ -6,7 +6,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -67,6 +66,7 @@ type conn struct {
 	settling bool
 	looked   int
 	full     int  // a sender waits for room in staging: 1 for the first time, 2 longer
+	heard    bool // a CLC message came
 	late     bool // agreedTime has passed once
 	ended    bool // the TCP connection ended during the handshake
 }
@@ -309,6 +309,7 @@ func (c *conn) readCLC() {
 			c.ec.CLC(buf[:n], c.l.now)
 			return
 		}
+		c.heard = true
 		if _, _, err = unix.Recvfrom(c.fd(), buf[:need], unix.MSG_DONTWAIT); err != nil {
 			c.ended = true
 			c.ec.EOF(c.l.now)
@@ -373,6 +374,9 @@ func (c *conn) Broken(err error) {
 		return
 	}
 	c.ec = nil
+	if c.s.b.source == C.SOURCE_KERNEL && c.s.b.role == 0 && !c.heard {
+		C.reg_shun(c.s.b) // it, or a box on the way, sends back options that it does not know
+	}
 	switch {
 	case c.ended && !c.isAgreed():
 		c.fallback(C.R_PROTOCOL, 0) // the peer is gone: TCP itself shows it to the program
@@ -381,20 +385,6 @@ func (c *conn) Broken(err error) {
 		C.sock_broken(c.s, C.R_PROTOCOL, C.int(unix.ECONNRESET))
 		c.drop()
 	}
-}
-
-// subnet is the network of the connection's local address, as a Proposal tells it (RFC 7609 §3.5.1.2); on one host only the
-// address itself is sure.
-func (c *conn) subnet() netip.Prefix {
-	b := c.s.b
-	var raw [16]byte
-	for i := range raw {
-		raw[i] = byte(b.laddr[i])
-	}
-	if b.family == unix.AF_INET {
-		return netip.PrefixFrom(netip.AddrFrom4([4]byte(raw[:4])), 32)
-	}
-	return netip.PrefixFrom(netip.AddrFrom16(raw), 128)
 }
 
 // ---- TCP again ----

@@ -458,6 +458,8 @@ static void hand_over(const struct msghdr *m)
 		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
 			int fd;
 			memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+			if (kind_of(fd) == FD_LISTENER) /* whoever gets it may be a plain program; ours offers at its first accept */
+				hook_withdraw(fd);
 			struct sock *s = kind_of(fd) == FD_SOCK && life_mine() ? sock_get(fd, 1) : 0;
 			if (!s)
 				continue;

@@ -184,7 +184,7 @@ static void early_dup(int from, int to)
 	int tcp = (kind_of(from) == FD_UNKNOWN || kind_of(from) == FD_ASKED) && (atomic_load(&S->fd_early[from]) & EARLY_TCP);
 	if ((!tcp && !atomic_load(&S->fd_early[to])) || borrowed())
 		return;
-	atomic_store(&S->fd_early[to], tcp ? EARLY_TCP | EARLY_DUP : 0);
+	atomic_store(&S->fd_early[to], tcp ? EARLY_TCP | EARLY_DUP | (atomic_load(&S->fd_early[from]) & EARLY_OUT) : 0);
 	if (tcp) {
 		fd_seen(from > to ? from : to);
 		atomic_fetch_or(&S->fd_early[from], EARLY_DUP);

@@ -61,6 +61,10 @@ static const struct option {
 	{IPPROTO_TCP, TCP_REPAIR, KERNEL, OUT, EPERM},
 	{IPPROTO_TCP, TCP_FASTOPEN, KERNEL, OUT, 0},
 	{IPPROTO_TCP, TCP_FASTOPEN_CONNECT, KERNEL, OUT, 0},
+	{IPPROTO_IP, IP_IPSEC_POLICY, KERNEL, OUT, 0},
+	{IPPROTO_IP, IP_XFRM_POLICY, KERNEL, OUT, 0},
+	{IPPROTO_IPV6, IPV6_IPSEC_POLICY, KERNEL, OUT, 0},
+	{IPPROTO_IPV6, IPV6_XFRM_POLICY, KERNEL, OUT, 0},
 	{IPPROTO_TCP, TCP_INQ, KERNEL, OUT, ENOPROTOOPT},
 	{IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE, OUT, KERNEL, EOPNOTSUPP},
 	{IPPROTO_TCP, TCP_DEFER_ACCEPT, KERNEL, LISTEN, 0},
@@ -191,11 +195,20 @@ int h_setsockopt(int fd, int level, int name, const void *val, socklen_t len)
 	if (kind == FD_LISTENER) {
 		r = S->real->setsockopt(fd, level, name, val, len);
 		/* With these, clients that the registry sends would wait or bring data that belongs to nobody. */
-		if (r == 0 && (o->set == LISTEN || name == TCP_FASTOPEN) && level == IPPROTO_TCP && truth(val, len)) {
+		int ipsec = ipsec_option(level, name);
+		if (r == 0 && (ipsec || ((o->set == LISTEN || name == TCP_FASTOPEN) && level == IPPROTO_TCP && truth(val, len)))) {
 			int e = errno;
 			reg_unlisten(fd);
+			if (ipsec)
+				hook_withdraw(fd);
 			errno = e;
 		}
+		return r;
+	}
+	if (ipsec_option(level, name) && kind <= FD_PLAIN && (unsigned)fd < FD_MAX) {
+		r = S->real->setsockopt(fd, level, name, val, len);
+		if (r == 0 && !borrowed())
+			atomic_fetch_or(&S->fd_early[fd], EARLY_OUT);
 		return r;
 	}
 	struct sock *s = o->set == TIMES || o->set == OUT ? sock_get(fd, 1) : 0;

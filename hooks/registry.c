@@ -23,10 +23,13 @@
 #include <sys/un.h>
 
 #define REG_MAGIC 0x47455253u
-#define REG_VERSION 1 /* of the layout below; SMCR_ABI of a process stands in its entries */
+#define REG_VERSION 2 /* of the layout below; SMCR_ABI of a process stands in its entries */
 #define BUCKET 8
 #define LISTENERS 1024
 #define OFFERS 4096
+#define SHUNNED 256
+#define SHUN_WAYS 4
+#define SHUN_NS 600000000000ll
 #define CHAIN (LISTENERS / BUCKET)
 
 #define LF_V6ONLY 1u
@@ -68,6 +71,7 @@ struct table {
 	_Atomic u64 state[OFFERS]; /* cookie << 2 | enum reg_state; 0 = free */
 	_Atomic u64 own[OFFERS];
 	struct offer o[OFFERS];
+	struct shunned { _Atomic u64 who; _Atomic i64 until; } shunned[SHUNNED]; /* CLOCK_MONOTONIC */
 };
 
 #define RETRY_NS 1000000000ll
@@ -835,10 +839,9 @@ void reg_unlisten(int fd)
 	struct place p;
 	u64 cookie = sockopt_u64(fd, SO_COOKIE);
 
-	if ((unsigned)fd < FD_MAX) {
-		u8 kind = FD_LISTENER;
-		atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN);
-	}
+	/* It stays FD_LISTENER: connections that the kernel hook answered may wait in its backlog. */
+	if ((unsigned)fd < FD_MAX)
+		atomic_store(&S->fd_sock[fd], 0);
 	if (!r || !cookie || name_place(fd, SYS_getsockname, &p) < 0)
 		return;
 	struct listener *e = listener_find(r->t, p.port, cookie);
@@ -979,6 +982,57 @@ void reg_ended(u32 which, int paid)
 	else if (n < HASTE_MIN)
 		n++;
 	atomic_compare_exchange_strong(&r->t->haste[which], &w, haste_word(n, now));
+}
+
+/* ---- peers that took the option for theirs and do not speak SMC-R ---- */
+
+static struct shunned *shun_set(struct registry *r, const struct place *p, u64 *who)
+{
+	u64 h = 0xcbf29ce484222325ull ^ r->netns;
+
+	for (u32 i = 0; i < sizeof p->addr; i++)
+		h = (h ^ p->addr[i]) * 0x100000001b3ull;
+	h = (h ^ p->port) * 0x100000001b3ull;
+	*who = h ? h : 1;
+	return &r->t->shunned[h % (SHUNNED / SHUN_WAYS) * SHUN_WAYS];
+}
+
+int reg_shunned(const struct sockaddr *sa, socklen_t len)
+{
+	struct registry *r = reg_use();
+	struct place p;
+	u64 who;
+
+	if (!r || !place_of(sa, len, &p))
+		return 0;
+	struct shunned *s = shun_set(r, &p, &who);
+	for (int i = 0; i < SHUN_WAYS; i++)
+		if (atomic_load(&s[i].who) == who && atomic_load(&s[i].until) > now_ns())
+			return 1;
+	return 0;
+}
+
+void reg_shun(const struct block *b)
+{
+	struct registry *r = reg_use();
+	struct shunned *oldest = 0;
+	struct place p;
+	u64 who;
+
+	if (!r)
+		return;
+	place_set(&p, b->family, b->paddr, htons(b->pport));
+	struct shunned *s = shun_set(r, &p, &who);
+	for (int i = 0; i < SHUN_WAYS; i++) {
+		if (atomic_load(&s[i].who) == who) {
+			oldest = &s[i];
+			break;
+		}
+		if (!oldest || atomic_load(&s[i].until) < atomic_load(&oldest->until))
+			oldest = &s[i];
+	}
+	atomic_store(&oldest->who, who);
+	atomic_store(&oldest->until, now_ns() + SHUN_NS);
 }
 
 struct unknown {

@@ -81,7 +81,8 @@ enum fd_kind {
 	X(EXEC, "exec")				  /* established before an exec: the new image lacks it */ \
 	X(HASTE, "short-connections")		  /* client: those to this listener end too soon */            \
 	X(RULE, "rule")				  /* a rule says so */                                    \
-	X(RULES_BAD, "bad-rules-file")		  /* the rules file cannot be used */
+	X(RULES_BAD, "bad-rules-file")		  /* the rules file cannot be used */                     \
+	X(NOT_SMC, "peer-not-smc")		  /* client: answered the option a while ago, and then not in CLC */
 enum smcr_reason {
 #define X(s, w) R_##s,
 	SMCR_REASONS(X)
@@ -461,6 +462,7 @@ extern struct shim *smcr_shim HIDDEN;
 #define EARLY_EPOLL 4u	 /* it is in an epoll set: */
 #define EARLY_KNOWN 8u	 /*  which, and for what, is written down; */
 #define EARLY_UNSURE 16u /*  or not */
+#define EARLY_OUT 32u	 /* an option that the kernel does not tell keeps it from SMC-R */
 
 enum smcr_mode { MODE_AUTO, MODE_OFF, MODE_REQUIRE };
 enum smcr_profile { PROFILE_BALANCED, PROFILE_SAFE, PROFILE_LATENCY };
@@ -468,6 +470,11 @@ enum smcr_profile { PROFILE_BALANCED, PROFILE_SAFE, PROFILE_LATENCY };
 static inline int kind_of(int fd)
 {
 	return (unsigned)fd < FD_MAX ? atomic_load_explicit(&S->fd_kind[fd], memory_order_acquire) : FD_PLAIN;
+}
+/* IPsec protects what TCP sends, and only that: RFC 7609 §5.5. IP_IPSEC_POLICY, IP_XFRM_POLICY; IPV6_ the same. */
+static inline int ipsec_option(int level, int name)
+{
+	return (level == 0 && (name == 16 || name == 17)) || (level == 41 && (name == 34 || name == 35));
 }
 static inline int pass(int fd)
 {
@@ -653,6 +660,8 @@ int reg_is_listener(int fd) HIDDEN; /* inherited: is this socket's cookie publis
 int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *which) HIDDEN; /* 0 = a listener of ours is there, or -reason */
 int reg_haste(u32 which) HIDDEN;	    /* 1 = connections to that listener end too soon for a handshake */
 void reg_ended(u32 which, int paid) HIDDEN; /* one to it has: was it worth a handshake? */
+int reg_shunned(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = who listens there answered the option, but not in CLC */
+void reg_shun(const struct block *b) HIDDEN;			  /* the peer of b is such a one, for ten minutes */
 int reg_offer(int fd, u64 *cookie) HIDDEN; /* slot >= 0, or -reason */
 int reg_find(u64 cookie) HIDDEN;	   /* slot with that cookie in REG_OFFERED, or -1 */
 int reg_claim(int slot, u64 cookie) HIDDEN; /* 1 = ours now; the client's engine name is then read by the engine */

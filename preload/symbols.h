@@ -41,7 +41,7 @@
 	X(int, __vdprintf_chk, (int fd, int flag, const char *fmt, va_list ap), (fd, flag, fmt, ap), OURS(fd))                \
 	X(int, getsockopt, (int fd, int level, int name, void *val, socklen_t *len), (fd, level, name, val, len), OURS(fd))   \
 	X(int, setsockopt, (int fd, int level, int name, const void *val, socklen_t len), (fd, level, name, val, len),        \
-	  OURS(fd))                                                                                                           \
+	  OURS(fd) || (ipsec_option(level, name) && (life_early(), 1)))                                                       \
 	X(int, shutdown, (int fd, int how), (fd, how), OURS(fd))
 
 #define SMCR_ALWAYS(X)                                                                                                        \

@@ -31,6 +31,7 @@ const (
 	ReasonHaste       Reason = 25
 	ReasonRule        Reason = 26
 	ReasonRulesBad    Reason = 27
+	ReasonNotSmc      Reason = 28
 )
 
 var reasonWords = [...]string{
@@ -62,4 +63,5 @@ var reasonWords = [...]string{
 	25: "short-connections",
 	26: "rule",
 	27: "bad-rules-file",
+	28: "peer-not-smc",
 }

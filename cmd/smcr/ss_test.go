@@ -62,9 +62,9 @@ func sample(id identity) string {
 	return file(p,
 		host.Block{}, // index 0 is unused
 		host.Block{State: host.Active, Role: host.Server, FD: 9, PID: uint32(id.pid), Family: 2, LocalPort: 6379, PeerPort: 54321,
-			LocalAddr: v4(127, 0, 0, 1), PeerAddr: v4(127, 0, 0, 1), Provider: shm, RxSize: 1 << 18, TxBytes: 123456789, RxBytes: 42},
+			LocalAddr: v4(127, 0, 0, 1), PeerAddr: v4(127, 0, 0, 1), Provider: shm, Source: 1, RxSize: 1 << 18, TxBytes: 123456789, RxBytes: 42},
 		host.Block{State: host.Active, Flags: host.FIN, FD: 5, PID: uint32(id.pid), Family: 10, LocalPort: 65535, PeerPort: 443,
-			LocalAddr: v6, PeerAddr: [16]byte{15: 1}, Provider: shm, RxSize: 1 << 16, TxBytes: 1, RxBytes: 2},
+			LocalAddr: v6, PeerAddr: [16]byte{15: 1}, Provider: shm, Source: 2, RxSize: 1 << 16, TxBytes: 1, RxBytes: 2},
 		host.Block{State: host.Offered, FD: 7, PID: uint32(id.pid), Family: 2, LocalPort: 1, PeerPort: 2,
 			LocalAddr: v4(255, 255, 255, 255), PeerAddr: v4(10, 0, 0, 1)},
 		host.Block{},

@@ -11,6 +11,7 @@ struct shim *smcr_shim;
 
 /* No kernel hook. */
 int hook_look(int fd) { return kind_of(fd); }
+void hook_withdraw(int fd) { (void)fd; }
 void hook_look_all(void) { atomic_store(&S->asked, 0); }
 
 #define CHECK(cond, ...)                                                                   \

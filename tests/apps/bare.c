@@ -6,6 +6,7 @@
  *   clc       takes one CLC message and prints it
  *   got:HEX   these bytes must come, and no others before
  *   echo:N:M  takes N bytes, and M more which it sends back
+ *   sleep:MS
  *   end       the peer must close
  */
 #include "app.h"
@@ -54,6 +55,8 @@ static void step(int fd, const char *s)
 		memcpy(want, bytes, n);
 		take(fd, n);
 		check(!memcmp(want, bytes, n));
+	} else if (sscanf(s, "sleep:%zu", &n) == 1) {
+		usleep(n * 1000);
 	} else if (sscanf(s, "echo:%zu:%zu", &n, &m) == 2) {
 		take(fd, n);
 		take(fd, m);

@@ -68,7 +68,7 @@ func (m *machines) meet(t *testing.T, x meeting) {
 		t.Fatal("no connection on the wire")
 	}
 	for _, w := range wire {
-		if d := cmp.Diff(x.wire, w); d != "" {
+		if d := cmp.Diff(x.wire, w, x.alike()); d != "" {
 			t.Errorf("on the wire (-want +got):\n%s", d)
 		}
 	}
@@ -76,6 +76,14 @@ func (m *machines) meet(t *testing.T, x meeting) {
 		t.Errorf("the kernel fell back (-want +got):\n%s", d)
 	}
 	x.ours.check(t, out, len(wire))
+}
+
+// alike leaves the code of a Decline of ours open if we may have left meanwhile.
+func (x meeting) alike() cmp.Option {
+	app, ok := x.ours.(application)
+	return cmp.FilterValues(func(a, b string) bool {
+		return ok && app.leaves() && x.role == "connect" && strings.HasPrefix(a, "> DECLINE 10 28 ") && strings.HasPrefix(b, "> DECLINE 10 28 ")
+	}, cmp.Ignore())
 }
 
 // usual is the UEID that a kernel has from the rig.
@@ -124,6 +132,7 @@ func TestKernel(t *testing.T) {
 			for _, x := range bareMeetings[flavour] {
 				t.Run(x.name, func(t *testing.T) { m.meet(t, x.meeting) })
 			}
+			m.library(t)
 			if out := m.ours.run(t, "smcr disable; smcr status; ls /sys/fs/bpf"); out != "the kernel hook is gone\nthe kernel hook does not serve programs that are started here\n" {
 				t.Error(out)
 			}

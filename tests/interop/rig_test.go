@@ -57,7 +57,7 @@ func boot(t *testing.T, flavour string) *machines {
 		t.Fatal(err)
 	}
 	m.cmd = exec.Command(filepath.Join(rig, "run.sh"), flavour, overlay, file, file, m.dir)
-	m.cmd.Env = append(os.Environ(), "RIG_NOSMC_B=1", "RIG_STRICT=1", "RIG_TIMEOUT=300", "RIG_BOOT_TIMEOUT=120")
+	m.cmd.Env = append(os.Environ(), "RIG_NOSMC_B=1", "RIG_STRICT=1", "RIG_TIMEOUT=400", "RIG_BOOT_TIMEOUT=120")
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM} // which switches the machines off
 	m.cmd.Stdout, m.cmd.Stderr = &m.said, &m.said
 	if err := m.cmd.Start(); err != nil {

@@ -20,6 +20,7 @@ import (
 type application struct {
 	server, client string
 	native         bool
+	both           bool   // the other one runs under libsmcr.so, too
 	why            string // the library's connections are TCP
 }
 
@@ -61,6 +62,9 @@ func (a application) ours(role, address string, port int) string {
 }
 
 func (a application) kernels(role, address string, port int) string {
+	if a.both {
+		return a.ours(role, address, port)
+	}
 	return "export LD_PRELOAD=/usr/local/lib/afsmc.so\n" + a.command(role, address, port)
 }
 
@@ -121,6 +125,16 @@ var libraryMeetings = map[string][]struct {
 }
 
 func (m *machines) library(t *testing.T) {
+	app := applications["redis"]
+	app.both = true
+	both := meeting{net: net4, wire: []string{"> SYN SMC", "< SYN-ACK SMC", "> PROPOSAL 10 52", "< DECLINE 10 28 03030000"}}
+	m.kernel.run(t, "smcr enable")
+	for role, why := range map[string]string{"serve": "declined", "connect": "peer-declined"} {
+		app.why = why
+		both.role, both.ours = role, app
+		t.Run("two hosts with the library, ours to "+role, func(t *testing.T) { m.meet(t, both) })
+	}
+	m.kernel.run(t, "smcr disable")
 	for i, x := range libraryMeetings[m.flavour] {
 		for _, name := range slices.Sorted(maps.Keys(applications)) {
 			if name != "rigt" && (i > 1 || m.flavour != "v1" && name != "redis") {

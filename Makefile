@@ -10,9 +10,9 @@ ARGS ?=
 OUT = build/libsmcr.so
 MAP = $(abspath $(OUT)).map
 LDFLAGS = -s -w -checklinkname=0 -E smcr_rt0 -X runtime.godebugDefault=asyncpreemptoff=1 \
-	-extldflags '-Wl,--version-script=$(CURDIR)/preload/exports.map -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,defs -Wl,-z,norelro -nostartfiles -Wl,-Map=$(MAP)'
+	-extldflags '-Wl,--version-script=$(CURDIR)/preload/exports.map -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,defs -Wl,-z,norelro -Wl,-z,noseparate-code -Wl,-T,$(CURDIR)/preload/layout.ld -nostartfiles -Wl,-Map=$(MAP)'
 # Go's build cache does not see that one package's C includes another's headers: their hash is in the flags.
-HEADERS = $(shell cat preload/*.h hooks/*.h | cksum | cut -d' ' -f1)
+HEADERS = $(shell cat preload/*.h preload/layout.ld hooks/*.h | cksum | cut -d' ' -f1)
 
 build: library ## build/libsmcr.so and build/smcr
 	CGO_ENABLED=0 go build -trimpath -o build/smcr ./cmd/smcr

@@ -44,7 +44,7 @@ static int make_page(void)
 
 	if (fd < 0)
 		return (int)fd;
-	long r = sys(SYS_ftruncate, fd, PAGE_SIZE_OF_BELLS);
+	long r = fits(PAGE_SIZE_OF_BELLS) ? sys(SYS_ftruncate, fd, PAGE_SIZE_OF_BELLS) : -EFBIG;
 	if (r == 0)
 		r = sys(SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
 	if (r == 0)

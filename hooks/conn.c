@@ -444,12 +444,11 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
+	int on = r == 0 || e == EINPROGRESS || e == EINTR;	 /* interrupted, the kernel connects all the same */
+	int noted = marked && on && asked(fd, slot, cookie, must); /* what was noted before the connect stays until it is decided */
 
-	int goes = r == 0 || e == EINPROGRESS || (marked && e == EINTR);
-	if (marked && goes && asked(fd, slot, cookie, must)) {
-		goes = 0; /* with what was noted before the connect, until it is decided */
-	} else if (slot >= 0) {
-		if (goes) {
+	if (slot >= 0 && !noted) {
+		if (on) {
 			int bad = offered(fd, slot, cookie, to, must);
 			if (bad) {
 				errno = bad;
@@ -459,12 +458,12 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 			reg_withdraw(slot, cookie);
 			reg_done(slot, cookie);
 		}
-	} else if (v.reason && goes) {
+	} else if (v.reason && on && !noted) {
 		plain(fd, v.reason);
 	}
-	if (goes)
+	if (on && !noted)
 		early_over(fd);
-	if (must && fresh && (r == 0 || e == EINPROGRESS) && sa &&
+	if (must && fresh && on && sa &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);
 	errno = e;

@@ -33,20 +33,27 @@ static u32 state_of(const struct sock *s)
 	return atomic_load_explicit(&s->b->state, memory_order_acquire);
 }
 
+/* The kernel would find any bad address; we can tell those that never are a program's memory. */
+static int wild(const void *p, size_t len)
+{
+	return (uintptr_t)p < LOWEST || (uintptr_t)p > HIGHEST - len;
+}
+
 static ssize_t iov_total(const struct iovec *iov, int n, int flags)
 {
 	size_t sum = 0;
 
 	if (n < 0 || n > IOV_LIMIT)
 		return -EINVAL;
+	if (n && wild(iov, 0))
+		return -EFAULT;
 	for (int i = 0; i < n; i++) {
 		if (iov[i].iov_len > SSIZE_MAX)
 			return -EINVAL;
 		sum += iov[i].iov_len;
 		if (sum > CALL_MAX)
 			sum = CALL_MAX;
-		/* The kernel would find any bad address; we can tell those that never are a program's memory. */
-		if (iov[i].iov_len && !(flags & MSG_TRUNC) && ((uintptr_t)iov[i].iov_base < LOWEST || (uintptr_t)iov[i].iov_base > HIGHEST - iov[i].iov_len))
+		if (iov[i].iov_len && !(flags & MSG_TRUNC) && wild(iov[i].iov_base, iov[i].iov_len))
 			return -EFAULT;
 	}
 	return (ssize_t)sum;
@@ -380,7 +387,7 @@ ssize_t h_recvfrom(int fd, void *buf, size_t len, int flags, struct sockaddr *sa
 
 ssize_t h_recvmsg(int fd, struct msghdr *m, int flags)
 {
-	ssize_t r = (flags & (MSG_OOB | MSG_ERRQUEUE)) || m->msg_iovlen > IOV_LIMIT ? PASS : take_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags);
+	ssize_t r = (flags & (MSG_OOB | MSG_ERRQUEUE)) || wild(m, 0) || m->msg_iovlen > IOV_LIMIT ? PASS : take_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags);
 
 	if (r == PASS)
 		return S->real->recvmsg(fd, m, flags);
@@ -397,7 +404,7 @@ int h_recvmmsg(int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec
 	i64 until = t ? now_ns() + t->tv_sec * 1000000000ll + t->tv_nsec : 0;
 	unsigned i = 0;
 
-	if (pass(fd) || (t && (t->tv_sec < 0 || (u64)t->tv_nsec > 999999999))) /* EINVAL */
+	if (pass(fd) || wild(v, 0) || (t && (t->tv_sec < 0 || (u64)t->tv_nsec > 999999999))) /* EINVAL */
 		return S->real->recvmmsg(fd, v, n, flags, t);
 	for (; i < n && i < IOV_LIMIT; i++) {
 		int f = (flags & ~MSG_WAITFORONE) | (i && (flags & MSG_WAITFORONE) ? MSG_DONTWAIT : 0);
@@ -475,6 +482,8 @@ static void hand_over(const struct msghdr *m)
 
 ssize_t h_sendmsg(int fd, const struct msghdr *m, int flags)
 {
+	if (wild(m, 0))
+		return S->real->sendmsg(fd, m, flags);
 	if (unlikely(m->msg_control && m->msg_controllen) && kind_of(fd) != FD_SOCK)
 		hand_over(m);
 	ssize_t r = m->msg_iovlen > IOV_LIMIT ? PASS : put_fd(fd, m->msg_iov, (int)m->msg_iovlen, flags); /* EMSGSIZE */
@@ -486,7 +495,7 @@ int h_sendmmsg(int fd, struct mmsghdr *v, unsigned n, int flags)
 {
 	unsigned i = 0;
 
-	if (pass(fd))
+	if (pass(fd) || wild(v, 0))
 		return S->real->sendmmsg(fd, v, n, flags);
 	for (; i < n && i < IOV_LIMIT; i++) {
 		ssize_t r = h_sendmsg(fd, &v[i].msg_hdr, flags);

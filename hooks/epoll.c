@@ -358,11 +358,11 @@ static void post(struct ep_set *st, struct ep_entry *e, u32 what)
 	struct sock *s = e->s;
 
 	if (what & R_DEAD) /* beforehand: it may be freed as soon as it is marked */
-		atomic_fetch_add(&s->refs, 1);
+		sock_pin(s);
 	do {
 		if (e->set != set_idx(st) || (!(what & (R_NEW | R_DEAD)) && !(was.word & R_ON))) {
 			if (what & R_DEAD)
-				atomic_fetch_sub(&s->refs, 1);
+				sock_unpin(s);
 			return; /* a handler ended it a moment ago */
 		}
 		now = was;
@@ -421,7 +421,7 @@ static void bury(struct ep_entry *dead)
 		struct sock *s = e->s;
 		dead = e->late_next ? ENT(e->late_next) : 0;
 		ent_free(e);
-		sock_put(s);
+		sock_unpin(s);
 	}
 }
 
@@ -1675,7 +1675,7 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 
 /* ---- what happens to the sockets ------------------------------------------------------------------------------------- */
 
-void epoll_number_closed(struct sock *s, int fd)
+void epoll_number_closed(struct sock *s, int fd, int all)
 {
 	struct ep_state *E = atomic_load(&S->ep);
 
@@ -1687,7 +1687,7 @@ void epoll_number_closed(struct sock *s, int fd)
 		struct ep_set *st = &E->t->set[e->set];
 		u32 word = req_get(e).word;
 		next = e->next;
-		if (e->fd != fd || (word & R_ON))
+		if (e->fd != fd || ((word & R_ON) && !all))
 			continue;
 		if ((word & R_REG) && !st->foreign && st->used)
 			sys(SYS_epoll_ctl, st->epfd, EPOLL_CTL_DEL, fd, 0);
@@ -1716,12 +1716,12 @@ void epoll_sock_closed(struct sock *s, int fd)
 	unquiet(old);
 }
 
-/* The kernel's registration becomes what the program's is. */
+/* The kernel's registration becomes what the program's is. Closed meanwhile, the number may be another file's by now. */
 static void hand_over(const struct ep_set *st, const struct ep_entry *e, struct ep_req q)
 {
 	struct epoll_event ev = {q.events, {.u64 = q.data}};
 
-	if (!st->used)
+	if (!st->used || kind_of(e->fd) != FD_SOCK || atomic_load(&S->fd_sock[e->fd]) != sock_idx(e->s))
 		return;
 	if (!(q.word & R_ON)) {
 		if (q.word & R_REG)

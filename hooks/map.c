@@ -321,6 +321,7 @@ struct sock *sock_new(int fd, u32 role, u32 state)
 		s->eps = 0;
 		atomic_store(&s->fds, 1);
 		atomic_store(&s->held, 0);
+		atomic_store(&s->pins, 0);
 		atomic_store(&s->closed, 0);
 		atomic_store(&s->late, 0);
 		s->gen = gen;
@@ -392,9 +393,10 @@ struct sock *sock_at(u32 idx, u32 gen)
 	return s;
 }
 
+/* Under map_lk. */
 static u32 calls_of(struct sock *s)
 {
-	u32 mine = atomic_load(&s->fds) + atomic_load(&s->held), refs = atomic_load(&s->refs);
+	u32 mine = atomic_load(&s->fds) + atomic_load(&s->held) + atomic_load(&s->pins), refs = atomic_load(&s->refs);
 
 	return refs > mine ? refs - mine : 0;
 }
@@ -403,6 +405,12 @@ static u32 calls_of(struct sock *s)
 static int flushing(const struct sock *s)
 {
 	return atomic_load(&s->b->state) == S_FLUSH && atomic_load(&s->b->stage_len);
+}
+
+/* ...as far as the engine has them. */
+static int stays(const struct sock *s)
+{
+	return flushing(s) && atomic_load(&s->held);
 }
 
 /* No fd of the program names it and none of its calls is under way: what the kernel would now do with its file, we do. */
@@ -428,20 +436,49 @@ static void sock_quiet(struct sock *s, u32 gen)
 	sock_put(s);
 }
 
-void sock_put(struct sock *s)
+static void put(struct sock *s, u32 gen, u32 n)
 {
-	u32 gen = s->gen, n = atomic_fetch_sub(&s->refs, 1) - 1;
-
 	if (unlikely(n == 0))
 		sock_end(s);
 	else if (unlikely(atomic_load(&s->fds) == 0))
 		sock_quiet(s, gen); /* if the slot is another connection's by now, gen says so */
 }
 
+void sock_put(struct sock *s)
+{
+	u32 gen = s->gen;
+
+	put(s, gen, atomic_fetch_sub(&s->refs, 1) - 1);
+}
+
+/* Two counts change: whoever closes between must not take ours for a call of the program, and keep the file for it. */
+static void drop(struct sock *s, _Atomic u32 *count)
+{
+	int nested = lk_lock(&S->map_lk);
+	u32 gen = s->gen, n = atomic_fetch_sub(&s->refs, 1) - 1;
+
+	atomic_fetch_sub(count, 1);
+	lk_unlock(&S->map_lk, nested);
+	put(s, gen, n);
+}
+
 void sock_drop(struct sock *s)
 {
-	atomic_fetch_sub(&s->held, 1);
-	sock_put(s);
+	drop(s, &s->held);
+}
+
+void sock_pin(struct sock *s)
+{
+	int nested = lk_lock(&S->map_lk);
+
+	atomic_fetch_add(&s->refs, 1);
+	atomic_fetch_add(&s->pins, 1);
+	lk_unlock(&S->map_lk, nested);
+}
+
+void sock_unpin(struct sock *s)
+{
+	drop(s, &s->pins);
 }
 
 /* ---- which fds name it ---- */
@@ -496,15 +533,17 @@ static struct sock *forget(int fd, u32 *listener, const struct sock *want)
 		return 0;
 	}
 
-	epoll_number_closed(s, fd);
-	int nested = lk_lock(&S->map_lk), gone = 0;
+	int nested = lk_lock(&S->map_lk), gone = 0, flushes = stays(s) && atomic_load(&s->fds) == 1 && calls_of(s) == 1;
+	lk_unlock(&S->map_lk, nested);
+	epoll_number_closed(s, fd, flushes); /* the file stays, for us alone: no set of the program may see it */
+	nested = lk_lock(&S->map_lk);
 	/* The number may be another connection's by now: dup2 onto it in one thread, a stale look at it in another. */
 	if (atomic_load(&S->fd_sock[fd]) == sock_idx(s) && atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN)) {
 		int last = atomic_fetch_sub(&s->fds, 1) == 1, to = s->fd;
 		atomic_fetch_sub(&s->refs, 1); /* not the last one: ours is left */
 		if (last) {
 			to = -1;
-			if ((calls_of(s) > 1 || (flushing(s) && atomic_load(&s->held))) && inode_of(fd) == s->ino) {
+			if ((calls_of(s) > 1 || stays(s)) && inode_of(fd) == s->ino) {
 				/* Somebody sleeps in a call on it: as in the kernel, the socket lives until that ends. */
 				to = dup_high(fd);
 				atomic_store(&s->late, to >= 0);
@@ -773,6 +812,7 @@ void map_forked(void)
 		u32 fds = atomic_load(&s->refs) ? atomic_load(&s->fds) : 0;
 		atomic_store(&s->refs, fds);
 		atomic_store(&s->held, 0);
+		atomic_store(&s->pins, 0);
 		atomic_store(&s->late, 0);
 		atomic_store(&s->closed, 0);
 		atomic_store(&s->eplk.w, 0);

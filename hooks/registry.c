@@ -274,7 +274,7 @@ static int page_make(struct registry *r, int dir, const char comm[16])
 		}
 		if (fd < 0)
 			return fd == -ENOSPC || fd == -ENOMEM || fd == -EMFILE || fd == -ENFILE ? -R_MEMORY : -R_REGISTRY;
-		m = fresh ? sys(SYS_fallocate, fd, 0, 0, 4096) : sys(SYS_fstat, fd, &st);
+		m = fresh ? fits(4096) ? sys(SYS_fallocate, fd, 0, 0, 4096) : -EFBIG : sys(SYS_fstat, fd, &st);
 		if (!failed(m) && !fresh && (!S_ISREG(st.st_mode) || st.st_uid != r->uid || st.st_size < 4096))
 			m = -EINVAL;
 		if (!failed(m))
@@ -506,7 +506,7 @@ static int table_make(struct registry *r, int dir)
 	if (fd < 0)
 		return fd == -ENOSPC || fd == -ENOMEM ? -R_MEMORY : -R_REGISTRY;
 	/* fallocate: a full file system is an error here and not a SIGBUS later. */
-	long e = sys(SYS_fallocate, fd, 0, 0, sizeof(struct table));
+	long e = fits(sizeof(struct table)) ? sys(SYS_fallocate, fd, 0, 0, sizeof(struct table)) : -EFBIG;
 	if (e == 0 && sys(SYS_pwrite64, fd, &head, 16, 0) != 16)
 		e = -EIO;
 	if (e == 0) {
@@ -1260,7 +1260,7 @@ struct block *reg_slab(u32 n)
 	long fd = sys(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0), m = fd;
 	if (fd < 0)
 		return 0;
-	m = sys(SYS_fallocate, fd, 0, at, len); /* a full file system is an error here and not a SIGBUS later */
+	m = fits(at + len) ? sys(SYS_fallocate, fd, 0, at, len) : -EFBIG; /* a full file system is an error here and not a SIGBUS later */
 	if (!failed(m))
 		m = sys(SYS_mmap, 0, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
 	sys(SYS_close, fd);

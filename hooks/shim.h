@@ -308,6 +308,7 @@ struct sock {
 	/* map.c */
 	_Atomic u32 fds;    /* of refs: fds of the program */
 	_Atomic u32 held;   /* of refs: taken by sock_at */
+	_Atomic u32 pins;   /* of refs: taken by sock_pin */
 	_Atomic u32 closed; /* REQ_CLOSED was posted */
 	_Atomic u32 late;   /* closed under a sleeping call: fd is a hidden duplicate until that call ends */
 	u32 slab;	    /* where b lies */
@@ -413,7 +414,7 @@ struct shim {
 	_Atomic u32 asked; /* there may be numbers that are FD_ASKED */
 	u32 rmbe;	   /* SMCR_RMBE in bytes, 0 = default */
 	/* behind what every process writes when it starts: the fewer pages the better */
-	u64 boot[192];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
+	u64 boot[128];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
 	char boot_text[8192]; /* the strings in it */
 	/* queue to the engine: many writers, one reader */
 	_Atomic u32 qhead, qused; /* index + 1: of the newest request; of the cells ever used */
@@ -489,6 +490,8 @@ struct sock *sock_get(int fd, int check) HIDDEN;
 void sock_put(struct sock *s) HIDDEN; /* the last reference frees the sock and its block */
 struct sock *sock_at(u32 idx, u32 gen) HIDDEN;		 /* for the engine; takes a reference or 0 */
 void sock_drop(struct sock *s) HIDDEN;			 /* sock_put for what sock_at gave */
+void sock_pin(struct sock *s) HIDDEN; /* a reference that is no call of the program */
+void sock_unpin(struct sock *s) HIDDEN;
 struct sock *sock_new(int fd, u32 role, u32 state) HIDDEN; /* block + sock + map byte; 0 = no memory */
 u32 sock_idx(const struct sock *s) HIDDEN;
 void fd_closed(int fd) HIDDEN;			/* the number is gone or about to be: drop what we know */
@@ -594,7 +597,7 @@ int sock_sweep(struct sock *s) HIDDEN; /* 1 = look again in 2 s; 0 = its tx ring
  * registrations by itself. Else they stay, as in Linux. */
 void epoll_sock_closed(struct sock *s, int fd) HIDDEN;
 /* Before that number of s goes, whether or not others are left: what the program deleted under it goes for good. */
-void epoll_number_closed(struct sock *s, int fd) HIDDEN;
+void epoll_number_closed(struct sock *s, int fd, int all) HIDDEN; /* all: not only dormant entries end */
 /* Every set's registration becomes the program's own. State is S_FLUSH or S_TCP: epoll_ctl makes no entry in these. */
 void epoll_sock_plain(struct sock *s) HIDDEN;
 /* A send that may not wait found no room (EAGAIN or a short count): an EPOLLET entry owes an EPOLLOUT edge later. */

@@ -42,4 +42,12 @@ static inline void unquiet(unsigned long old)
 	sys(SYS_rt_sigprocmask, 2 /* SIG_SETMASK */, &old, 0, sizeof old);
 }
 
+/* May a file of ours become that long? Beyond RLIMIT_FSIZE the kernel sends SIGXFSZ, of which the program would die. */
+static inline int fits(unsigned long len)
+{
+	unsigned long lim[2];
+
+	return sys(SYS_prlimit64, 0, 1 /* RLIMIT_FSIZE */, 0, lim) < 0 || len <= lim[0];
+}
+
 #endif

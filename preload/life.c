@@ -16,11 +16,11 @@
 #include "real.h"
 #include "../hooks/sys.h"
 
-static struct shim shim0 __attribute__((aligned(4096))); /* .bss: pages that nobody touches cost nothing */
-BOOT_DATA struct shim *smcr_shim = &shim0; /* set by relocation: right before the first instruction of ours runs */
+static struct shim shim0 __attribute__((section(".bss.shim"), aligned(64))); /* pages that nobody touches cost nothing */
+struct shim *smcr_shim = &shim0; /* set by relocation: right before the first instruction of ours runs */
 void *const __dso_handle HIDDEN = 0; /* of the start files, which this library, never unloaded, is linked without */
 
-BOOT_DATA static struct life life0 = {.next = &smcr_spare, .rt_fds = {-1, -1}};
+static struct life life0 = {.next = &smcr_spare, .rt_fds = {-1, -1}};
 
 /* How long fork waits for another thread's start of the engine, or loading of a spare. */
 #define FORK_PATIENCE_MS 100
@@ -159,10 +159,9 @@ BOOT static int keep_boot(char **argv, char **envp)
 	return all;
 }
 
-/* From boot/boot_amd64.s, in .init_array: the only thing of ours that runs when a program is loaded. */
-BOOT void smcr_boot(int argc, char **argv, char **envp, const struct runtime *rt)
+/* The only thing of ours that runs when a program is loaded. */
+__attribute__((constructor)) BOOT static void boot(int argc, char **argv, char **envp)
 {
-	start_runtime = rt;
 	if (start_role != ROLE_FIRST)
 		return; /* a copy works on the first one's state: spare.run tells it where that is */
 	life_early();
@@ -556,7 +555,7 @@ int h_execveat(int fd, const char *path, char *const argv[], char *const envp[],
 	WITH_HELD(envp, stay(smcr_real.execveat(fd, path, argv, env, flags)), stay(smcr_real.execveat(fd, path, argv, envp, flags)));
 }
 
-static void gone(void)
+BOOT static void gone(void)
 {
 	settle();
 	if (!S->reg || !life_mine())
@@ -579,7 +578,7 @@ void h_quick_exit(int status)
 }
 
 /* Return from main and exit(): our destructor, behind the program's own handlers. */
-__attribute__((destructor)) static void leave(void)
+__attribute__((destructor)) BOOT static void leave(void)
 {
 	if (start_role == ROLE_FIRST && S->real)
 		gone();

@@ -72,12 +72,9 @@ struct runtime {
 	u32 *netpoll_inited;
 	struct { const char *text; i64 len; } *godebug; /* the defaults of GODEBUG */
 };
-/* What every process that starts runs and writes lies together: a page fault costs more than all that is done there. The data
- * goes where the linker puts what comes first behind .init_array; the library is linked without RELRO. */
+/* What every process runs, layout.ld puts together: a page fault costs more than all that is done there. */
 #define BOOT __attribute__((section(".text.startup")))
-#define BOOT_DATA __attribute__((section(".data.rel.ro.local.boot")))
 
-extern const struct runtime *start_runtime HIDDEN; /* 0 until boot ran */
 extern u32 start_role HIDDEN;
 #define ROLE_FIRST 0x534d4331u /* patched in the image of a copy: see image */
 #define ROLE_COPY 0x534d4332u

@@ -5,18 +5,15 @@ package main
 
 /*
 #cgo CFLAGS: -std=gnu11 -D_GNU_SOURCE -O2 -fvisibility=hidden -Wall -Wextra -U_FORTIFY_SOURCE
-struct runtime;
-extern void smcr_boot(int argc, char **argv, char **envp, const struct runtime *rt);
 */
 import "C"
 
 import (
 	"runtime"
 	"sync"
-	"unsafe"
 
 	_ "libsmcr/hooks"        // the engine's loop and the h_ functions
-	_ "libsmcr/preload/boot" // the entry in .init_array
+	_ "libsmcr/preload/boot" // the entry of the runtime
 )
 
 // The C files here and those of package hooks call each other. Each package's objects are therefore incomplete by themselves, which
@@ -24,9 +21,6 @@ import (
 // A header of this folder is no input of package hooks for go build's cache: after a change of symbols.h or real.h, hooks
 // must be rebuilt (make build passes a hash of them in CGO_CFLAGS). After the link, postlink spares programs that never need the
 // engine the relocation of Go's data.
-
-// boot's assembly jumps to smcr_boot: taking its address here makes the symbol known to the linker.
-var boot = unsafe.Pointer(C.smcr_boot)
 
 // smcr_go_probe is what a trial of the runtime does before the process itself starts it (start.c): it needs what the engine
 // will need, threads, memory and a collection, and the runtime ends the trial's process if it cannot get them.

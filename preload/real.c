@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdarg.h>
+#include <string.h>
 
 #include "life.h"
 
@@ -64,7 +65,7 @@ STUB_VARIADIC(int, prctl, (int op, ...), op, (op, a, b, c, d))
 long stub_syscall(long, ...) HIDDEN; /* enter.S */
 pid_t stub_vfork(void) HIDDEN;
 
-BOOT_DATA struct real smcr_real = {
+struct real smcr_real = {
 #define X(R, name, ...) .name = stub_##name,
 	SMCR_BODY(X) SMCR_FD(X) SMCR_ALWAYS(X)
 #undef X
@@ -83,12 +84,18 @@ void real_find_entered(void)
 
 BOOT void real_find(void)
 {
-#define X(R, name, ...) FIND(name);
-	SMCR_BODY(X) SMCR_FD(X) SMCR_ALWAYS(X)
+	static const char names[] = /* in the order of struct real */
+#define X(R, name, ...) #name "\0"
+		SMCR_BODY(X) SMCR_FD(X) SMCR_ALWAYS(X)
 #undef X
-#define X(name) FIND(name);
-	SMCR_EXIT(X)
+#define X(name) #name "\0"
+		SMCR_EXIT(X)
 #undef X
+		;
+	void **to = (void **)&smcr_real;
+
+	for (const char *name = names; *name; name += strlen(name) + 1)
+		__atomic_store_n(to++, look(name), __ATOMIC_RELAXED);
 }
 
 /* A row that differs from libc's header by one type fails here. */

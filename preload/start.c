@@ -31,12 +31,14 @@
 #define TRIAL_PATIENCE_MS 500
 #define ROOM_THREADS 64		   /* below so many free threads a trial decides */
 #define ROOM_FDS 8
+#define ROOM_FILE (64l << 20)	   /* how long one of ours may become */
 #define ROOM_MEMORY (256l << 20) /* to be left under a limit of the address space */
 #define THREAD_STACK (256 << 10)
+#define START_READ (64 << 10) /* of the library: its headers and what else layout.ld puts first */
 
-BOOT_DATA const struct runtime *start_runtime;
-BOOT_DATA u32 start_role = ROLE_FIRST; /* in the file's data, so that a copy's image can say otherwise */
+u32 start_role = ROLE_FIRST; /* in the file's data, so that a copy's image can say otherwise */
 
+extern const struct runtime *(*const smcr_go_entry)(void) HIDDEN; /* boot/boot_amd64.s, placed by layout.ld */
 extern const Elf64_Ehdr __ehdr_start HIDDEN; /* where this copy is mapped */
 
 /* cgo exports: hooks/loop.go, preload/main.go */
@@ -137,15 +139,14 @@ static void relocate(void)
 /* Starts this copy's runtime. All signals are blocked and the stack is a big one; nobody else runs Go yet. */
 static int run(struct shim *s, int trial)
 {
-	const struct runtime *rt = start_runtime;
 	int r;
 
 	smcr_shim = s;
 	if (s->real != &smcr_real)
 		smcr_real = *s->real;
-	if (rt)
-		relocate();
-	if (!rt || *rt->epfd != -1 || *rt->netpoll_inited)
+	relocate();
+	const struct runtime *rt = smcr_go_entry();
+	if (*rt->epfd != -1 || *rt->netpoll_inited)
 		return -R_ENGINE;
 	/* No SIGURG between the runtime's threads, and no descriptors for watching the cgroup's CPU limit. */
 	rt->godebug->text = GODEBUG;
@@ -258,6 +259,8 @@ static int verdict(void)
 		return -R_SECCOMP;
 	if (limited(RLIMIT_AS, &cur) || limited(RLIMIT_DATA, &cur))
 		return R_RLIMIT_AS;
+	if (!fits(ROOM_FILE))
+		return -R_MEMORY;
 	struct sysinfo si;
 	/* Threads of all users are more than this user's. `procs` is 16 bits wide: a limit beyond that is no concern. */
 	if (limited(RLIMIT_NPROC, &cur) && cur < 65536 + ROOM_THREADS &&
@@ -507,12 +510,15 @@ static int image(int file)
 	i64 left = sys(SYS_lseek, file, 0, SEEK_END);
 	if (!head || !data || left < (i64)head->p_filesz)
 		return -ENOEXEC;
-	char *map = (char *)sys(SYS_mmap, 0, head->p_filesz, PROT_READ, MAP_PRIVATE, file, 0);
+	if (!fits((u64)left)) /* lowered since the engine started */
+		return -EFBIG;
+	u64 len = head->p_filesz < START_READ ? head->p_filesz : START_READ;
+	char *map = (char *)sys(SYS_mmap, 0, len, PROT_READ, MAP_PRIVATE, file, 0);
 	if ((u64)map >= -4095ul)
 		return -ENOMEM;
 	/* Headers, build id, symbols: read-only here and in the file, so equal unless the file was replaced since. */
-	int same = !memcmp(map, base, head->p_filesz);
-	sys(SYS_munmap, map, head->p_filesz);
+	int same = !memcmp(map, base, len);
+	sys(SYS_munmap, map, len);
 	int fd = same ? (int)sys(SYS_memfd_create, "libsmcr", MFD_CLOEXEC) : -ESTALE;
 	if (fd < 0)
 		return fd;

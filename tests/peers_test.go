@@ -126,7 +126,7 @@ func TestAListenerInheritedByAPlainProgram(t *testing.T) {
 }
 
 func TestWhereTheEngineCannotStartItIsPlainTCPWithoutAWord(t *testing.T) {
-	for limit, reason := range map[string]string{"memory": "rlimit-as", "processes": "rlimit-nproc", "files": "no-free-fd", "filter": "seccomp"} {
+	for limit, reason := range map[string]string{"memory": "rlimit-as", "processes": "rlimit-nproc", "files": "no-free-fd", "size": "memory-limit", "filter": "seccomp"} {
 		user := 0
 		if limit == "processes" { // no limit for root
 			user = nobody

@@ -921,6 +921,26 @@ static void hand_over(int ours, int trigger, int mask, int reported)
 	x_close(ep);
 }
 
+/* The number was closed by another thread, and is another file's by now. */
+static void hand_over_late(int trigger)
+{
+	int fd[2], p[2], ep = new_set();
+
+	x_pair(1, fd);
+	x_sock(fd[0])->b->state = S_CLC;
+	CHECK(ctl(ep, ADD, fd[0], EPOLLIN | (u32)trigger, 7) == 0 && pipe(p) == 0);
+	struct sock *a = x_sock(fd[0]);
+	atomic_store(&S->fd_kind[fd[0]], FD_UNKNOWN);
+	CHECK(dup2(p[0], fd[0]) == fd[0]);
+	become_plain(a);
+	CHECK(ctl(ep, ADD, fd[0], EPOLLIN, 8) == 0, "taken");
+	struct epoll_event ev;
+	CHECK(write(p[1], "x", 1) == 1 && h_epoll_wait(ep, &ev, 1, 0) == 1 && ev.data.u64 == 8);
+	become_plain(a + 1);
+	close(p[0]), close(p[1]), close(fd[0]), close(fd[1]);
+	x_close(ep);
+}
+
 static struct {
 	int ep, fd[2];
 	_Atomic int go;
@@ -1737,6 +1757,8 @@ int main(void)
 		SAME(hand_over, (int)EPOLLONESHOT, EPOLLIN, r);
 		SAME(hand_over, (int)EPOLLEXCLUSIVE, EPOLLIN, r);
 	}
+	hand_over_late(0);
+	hand_over_late((int)EPOLLEXCLUSIVE);
 	decided_elsewhere();
 	hand_over_under_load(600 * scale);
 	section("fin");

@@ -92,6 +92,14 @@ void sock_drop(struct sock *s)
 {
 	sock_put(s);
 }
+void sock_pin(struct sock *s)
+{
+	atomic_fetch_add(&s->refs, 1);
+}
+void sock_unpin(struct sock *s)
+{
+	sock_put(s);
+}
 static void x_forget(int fd)
 {
 	struct sock *s = sock_get(fd, 0);
@@ -99,7 +107,7 @@ static void x_forget(int fd)
 	if (kind_of(fd) == FD_EPOLL)
 		epoll_set_closed(fd);
 	if (s) {
-		epoll_number_closed(s, fd);
+		epoll_number_closed(s, fd, 0);
 		epoll_sock_closed(s, fd);
 		atomic_fetch_sub(&s->refs, 1);
 		atomic_fetch_sub(&s->fds, 1);

@@ -21,7 +21,7 @@ static u32 which; /* reg_lookup's last answer */
 /* ---- what other files would do ---- */
 
 int engine_post(u32 op, struct sock *s, u64 arg) { return (void)op, (void)s, (void)arg, 0; }
-void epoll_number_closed(struct sock *s, int fd) { (void)s, (void)fd; }
+void epoll_number_closed(struct sock *s, int fd, int all) { (void)s, (void)fd, (void)all; }
 void epoll_sock_closed(struct sock *s, int fd) { (void)s, (void)fd; }
 void epoll_set_closed(int fd) { (void)fd; }
 int epoll_set_dup(int from, int to) { return (void)from, (void)to, 0; }

@@ -1,4 +1,4 @@
-// Package boot defers the Go runtime's start. The linker's -E smcr_rt0 puts smcr_rt0 into .init_array where the runtime's own
-// entry would stand; it only tells C where the runtime's entry and a few of its variables are, and C starts the runtime when a
-// connection needs the engine. The variables are edited before that, see preload/start.c.
+// Package boot defers the Go runtime's start. The linker's -E smcr_rt0 has Go put smcr_rt0 where the runtime's own entry would
+// stand, and preload/layout.ld keeps that out of .init_array. C calls it when a connection needs the engine: it tells where the
+// runtime's entry and a few of its variables are. The variables are edited before the start, see preload/start.c.
 package boot

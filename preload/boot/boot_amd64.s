@@ -9,7 +9,7 @@ DATA smcr_runtime<>+32(SB)/8, $runtime·netpollInited(SB)
 DATA smcr_runtime<>+40(SB)/8, $runtime·godebugDefault(SB)
 GLOBL smcr_runtime<>(SB), NOPTR, $48
 
-// smcr_rt0(argc, argv, envp) is called by the dynamic loader with the C ABI.
+// smcr_rt0() is called with the C ABI.
 TEXT smcr_rt0(SB),NOSPLIT|NOFRAME,$0
-	LEAQ smcr_runtime<>(SB), CX
-	JMP smcr_boot(SB)
+	LEAQ smcr_runtime<>(SB), AX
+	RET

@@ -4,6 +4,7 @@ package check
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -108,6 +109,55 @@ func TestLibraryExportsTheHookedNamesAndNothingElse(t *testing.T) {
 	shape(t, lib)
 }
 
+// touched: each page that a load touches is a fault, and these are most of what a program that needs no SMC-R pays. What is written,
+// the start of the state behind the data included, lies in one page; what is read in the first 64 KiB.
+func touched(t *testing.T, f *elf.File) {
+	t.Helper()
+	const page, first, head = 4096, 64 << 10, 1536
+	section := func(name string) *elf.Section {
+		s := f.Section(name)
+		if s == nil {
+			t.Fatalf("no section %s", name)
+		}
+		return s
+	}
+	shim := section(".shim")
+	written := func(what string, at, size uint64) {
+		if at/page != shim.Addr/page || (at+size-1)/page != shim.Addr/page {
+			t.Errorf("%s at %#x, %d bytes: not in the page at %#x", what, at, size, shim.Addr/page*page)
+		}
+	}
+	written("state", shim.Addr, head)
+	for _, name := range []string{".init_array", ".dynamic", ".got", ".got.plt", ".data"} {
+		written(name, section(name).Addr, section(name).Size)
+	}
+	value := func(tag elf.DynTag) uint64 {
+		v, err := f.DynValue(tag)
+		if err != nil || len(v) != 1 {
+			t.Fatalf("%v: %v %v", tag, v, err)
+		}
+		return v[0]
+	}
+	rela := section(".rela.dyn")
+	table, err := rela.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := value(elf.DT_RELASZ) + value(elf.DT_PLTRELSZ) // the PLT's follow
+	for i := uint64(0); i < kept; i += 24 {
+		written("relocation", binary.LittleEndian.Uint64(table[i:]), 8)
+	}
+	ends := map[string]uint64{"relocations": rela.Addr + kept}
+	for _, name := range []string{".gnu.hash", ".dynsym", ".dynstr", ".gnu.version_r", ".plt", ".boot"} {
+		ends[name] = section(name).Addr + section(name).Size
+	}
+	for name, end := range ends {
+		if end > first {
+			t.Errorf("%s ends at %#x", name, end)
+		}
+	}
+}
+
 func shape(t *testing.T, lib string) {
 	t.Helper()
 	hooked, _ := names(t)
@@ -146,6 +196,7 @@ func shape(t *testing.T, lib string) {
 	if n, err := f.DynValue(elf.DT_RELACOUNT); err != nil || len(n) != 1 || n[0] > 500 {
 		t.Errorf("%v relocations at load: was postlink run?", n)
 	}
+	touched(t, f)
 	if v, err := f.DynValue(elf.DT_TEXTREL); err == nil && len(v) > 0 {
 		t.Error("relocations in the text: a copy's image could not be compared with it")
 	}

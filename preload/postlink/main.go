@@ -46,8 +46,8 @@ func goData(linkMap string) []span {
 	var out []span
 	line := regexp.MustCompile(`(?m)^ (\.\S+)\s+0x([0-9a-f]+)\s+0x([0-9a-f]+)\s+\S*/go\.o$`)
 	for _, m := range line.FindAllStringSubmatch(linkMap, -1) {
-		if name := m[1]; strings.HasPrefix(name, ".init") || strings.HasPrefix(name, ".fini") || strings.HasPrefix(name, ".t") {
-			continue // the loader itself looks at these
+		if strings.HasPrefix(m[1], ".t") {
+			continue // .text, .tbss
 		}
 		at, err1 := strconv.ParseUint(m[2], 16, 64)
 		size, err2 := strconv.ParseUint(m[3], 16, 64)

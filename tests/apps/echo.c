@@ -5,7 +5,7 @@
  * Options: port=N  reuseport  first (the server speaks first)  fd=N (an inherited listener)  piece=BYTES
  *          heir=exec|fork (a plain process, without the library, gets the listener: instead of us, or beside us)
  *          poll (the client polls before it receives)
- *          limit=memory|processes|files|filter (before the first connection)
+ *          limit=memory|processes|files|size|filter (before the first connection)
  */
 #include "app.h"
 #include <linux/filter.h>
@@ -40,6 +40,8 @@ static void limit(const char *what, int files)
 		must(setrlimit(RLIMIT_NPROC, &(struct rlimit){ 1, 1 }));
 	} else if (!strcmp(what, "files")) {
 		exhaust_files(files);
+	} else if (!strcmp(what, "size")) {
+		must(setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 8192, 8192 }));
 	} else if (!strcmp(what, "filter")) {
 		struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
 		struct sock_fprog program = { 1, &allow };

@@ -30,6 +30,8 @@ static void receive_vectors(int fd)
 	void *volatile nowhere = (void *)8;
 	say("too many vectors: readv %s, writev %s", got(readv(fd, two, too_many)), got(writev(fd, two, too_many)));
 	say("bad address: %s", got(write(fd, nowhere, 4)));
+	say("bad vectors: %s %s", got(writev(fd, nowhere, 2)), got(readv(fd, nowhere, 2)));
+	say("bad messages: %s %s %s", got(sendmsg(fd, nowhere, 0)), got(recvmsg(fd, nowhere, 0)), got(sendmmsg(fd, nowhere, 1, 0)));
 	say("no vectors: %s", got(writev(fd, two, 0)));
 	pass();
 }

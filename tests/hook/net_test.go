@@ -223,8 +223,9 @@ func (s *space) listener(a netip.Addr, offers bool) *socket {
 
 // wire records the segments with SYN that pass an interface, and whether any other carried the option.
 type wire struct {
-	t  *testing.T
-	fd int
+	t   *testing.T
+	fd  int
+	clc [][]byte // segments that begin as a CLC message does
 }
 
 func (s *space) wire(device string) *wire {
@@ -241,7 +242,7 @@ func (s *space) wire(device string) *wire {
 			err = unix.IoctlIfreq(w.fd, unix.SIOCGIFINDEX, ifr)
 			index = ifr.Uint32()
 		}
-		return errors.Join(err, unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: int(index)}))
+		return errors.Join(err, unix.SetsockoptInt(w.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20), unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: int(index)}))
 	})
 	s.t.Cleanup(func() { unix.Close(w.fd) })
 	return w
@@ -259,7 +260,11 @@ func (w *wire) seen() (segments []packet.TCP) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		switch found, ok := packet.Parse(bytes.Clone(b[:n])); {
+		found, ok := packet.Parse(bytes.Clone(b[:n]))
+		if strings.HasPrefix(string(found.Data), "\xe2\xd4\xc3\xd9") {
+			w.clc = append(w.clc, found.Data)
+		}
+		switch {
 		case ok && found.Flags&packet.SYN != 0:
 			segments = append(segments, found)
 		case found.SMC:

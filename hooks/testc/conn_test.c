@@ -1,0 +1,111 @@
+/* conn.c: what connect returns, and what becomes of the offer. build: conn.c */
+#include "../../preload/real.h"
+#include "../../kernel/smcr.h"
+#include "../registry.h"
+#include "alone.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+/* ---- what other files would do ---- */
+
+static struct sock *one;
+static struct block block;
+static int made, posted, withdrawn, reset;
+
+void count_tcp(u32 reason) { (void)reason; }
+int diag_mirror(int fd, struct diag *d)
+{
+	(void)fd;
+	*d = (struct diag){.tcp_state = 1 /* ESTABLISHED */};
+	return 0;
+}
+int engine_post(u32 op, struct sock *s, u64 arg)
+{
+	CHECK(op == REQ_CLIENT && s == one && arg == 5);
+	posted++;
+	return 0;
+}
+int engine_start(void) { return 0; }
+int epoll_early(int fd) { return (void)fd, 0; }
+int epoll_take(struct sock *s, int fd) { return (void)s, (void)fd, 0; }
+void fd_closed(int fd) { (void)fd; }
+int fd_dup(int from, int to) { return (void)from, (void)to, 0; }
+void fd_seen(int fd) { (void)fd; }
+void hook_decline(int fd, int client, u32 reason) { (void)fd, (void)client, (void)reason; }
+int hook_offer(int fd) { return (void)fd, -ENOPROTOOPT; }
+int hook_take(int fd) { return (void)fd, -ENOPROTOOPT; }
+int hook_verdict(int fd) { return (void)fd, SMCR_UNKNOWN; }
+int lane_wait(struct sock *s, int dir, i64 until) { return (void)s, (void)dir, (void)until, 0; }
+void reg_done(int slot, u64 cookie) { CHECK(slot == 5 && cookie == 99); }
+int reg_haste(u32 listener) { return (void)listener, 0; }
+int reg_listen(int fd) { return (void)fd, 0; }
+int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *to) { return (void)sa, (void)len, *to = 1, 0; }
+int reg_offer(int fd, u64 *cookie) { return (void)fd, *cookie = 99, 5; }
+int reg_ready(void) { return 0; }
+int reg_shunned(const struct sockaddr *sa, socklen_t len) { return (void)sa, (void)len, 0; }
+void reg_refuse(int fd) { (void)fd; }
+void reg_set_gid(int slot, u64 cookie, const u8 gid[16]) { (void)slot, (void)cookie, (void)gid; }
+int reg_withdraw(int slot, u64 cookie) { return (void)slot, (void)cookie, withdrawn++, 0; /* a server has claimed */ }
+void rules_accepted(int fd, struct verdict *v) { (void)fd, (void)v; }
+void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v) { (void)sa, (void)len, (void)v; }
+int rules_listen(int fd) { return (void)fd, 0; }
+void rules_load(void) {}
+struct sock *sock_get(int fd, int check) { return (void)fd, (void)check, made ? one : 0; }
+void sock_agreed(struct sock *s, u32 source) { (void)s, (void)source; }
+void sock_hand_back(struct sock *s) { (void)s; }
+void sock_leave(struct sock *s, u32 reason) { (void)s, (void)reason; }
+struct sock *sock_new(int fd, u32 role, u32 state)
+{
+	CHECK(role == 0 && state == S_OFFERED);
+	atomic_store(&S->fd_kind[fd], FD_SOCK);
+	made++;
+	return one;
+}
+void sock_put(struct sock *s) { (void)s; }
+int sock_use(struct sock *s) { return (void)s, 1; }
+void tcp_reset(int fd) { (void)fd, reset++; }
+
+static int answer;
+static int kernel_connect(int fd, const struct sockaddr *sa, socklen_t len)
+{
+	(void)fd, (void)sa, (void)len;
+	errno = answer;
+	return answer ? -1 : 0;
+}
+static struct real libc = {.connect = kernel_connect};
+
+/* Whoever connects while the server claims must not become plain: his bytes would be taken for CLC. */
+static void answers(void)
+{
+	static const struct { int error, goes_on; } how[] = {{0, 1}, {EINPROGRESS, 1}, {EINTR, 1}, {ECONNREFUSED, 0}, {ETIMEDOUT, 0}};
+	struct sockaddr_in to = {.sin_family = AF_INET};
+
+	for (unsigned i = 0; i < sizeof how / sizeof *how; i++) {
+		int fd = socket(AF_INET, SOCK_STREAM, 0);
+		made = posted = withdrawn = 0;
+		answer = how[i].error;
+		errno = 0;
+		CHECK(h_connect(fd, (void *)&to, sizeof to) == (answer ? -1 : 0) && errno == answer);
+		CHECK(made == how[i].goes_on && posted == made && withdrawn == !made && !reset, "errno %d: %d %d", answer, made, withdrawn);
+		atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
+		close(fd);
+	}
+}
+
+int main(void)
+{
+	S = mmap(0, sizeof *S, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(S != MAP_FAILED);
+	S->pid = (u32)getpid();
+	S->real = &libc;
+	S->rules = (void *)1;
+	S->discovery = 1u << SOURCE_REGISTRY;
+	one = &S->sock[1];
+	one->b = &block;
+	answers();
+	return 0;
+}

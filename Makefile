@@ -1,6 +1,6 @@
 # make TARGET; make help lists them.
 .DEFAULT_GOAL := build
-.PHONY: build demo test interop check bench fuzz soak clean help library ldflags
+.PHONY: build demo test interop check bench fuzz hostile soak clean help library ldflags
 
 T ?=
 N ?= 5
@@ -41,6 +41,9 @@ bench: build ## figures against TCP, medians of N=5; ROW=redis-c1 chooses
 
 fuzz: ## every fuzz target for T=30s
 	@scripts/fuzz $(or $(T),30s)
+
+hostile: build ## a session of a real pair said again, changed at random, for T=10m
+	@go test -count=1 -v -timeout=0 -run='^TestRecordedSessions' ./tests -hostile.time=$(or $(T),10m)
 
 soak: build ## random simulations and the black-box tests again and again for T=10m
 	@scripts/soak $(or $(T),10m)

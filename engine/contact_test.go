@@ -26,6 +26,12 @@ func TestFirstContact(t *testing.T) {
 				s.Groups[0].MaxLinks != 1 || s.Groups[0].PeerRMBs != 1 || s.Groups[0].RMBs[0].InUse != 1 || s.Counters.Established != 1 {
 				t.Errorf("%s: %+v", h.name, s)
 			}
+			for _, other := range w.hosts {
+				gid := other.e.cfg.Devices[0].Attr().GID
+				if h.e.Knows(gid) != (other != h) {
+					t.Errorf("%s knows %s: %v", h.name, other.name, other == h)
+				}
+			}
 			if at, ok := h.e.NextDeadline(); ok {
 				t.Errorf("%s: an idle engine has a timer in %s", h.name, time.Duration(at-w.now))
 			}

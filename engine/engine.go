@@ -250,6 +250,16 @@ func (e *Engine) NextDeadline() (Instant, bool) {
 	return e.timers[0].at, true
 }
 
+// Knows reports whether somebody with that GID is the peer of a link group.
+func (e *Engine) Knows(gid roce.GID) bool {
+	for _, g := range e.groups {
+		if g.gid == gid || slices.ContainsFunc(g.links, func(l *Link) bool { return l.peer.GID == gid }) {
+			return true
+		}
+	}
+	return false
+}
+
 // Shutdown ends what can be ended: no new negotiations, running ones are declined or broken, link groups are deleted.
 // Established connections keep their memory until they are closed.
 func (e *Engine) Shutdown(now Instant) {

@@ -65,10 +65,12 @@ type conn struct {
 	accepted engine.Instant // since when the peer's socket is known to be accepted
 	settling bool
 	looked   int
-	full     int  // a sender waits for room in staging: 1 for the first time, 2 longer
-	heard    bool // a CLC message came
-	late     bool // agreedTime has passed once
-	ended    bool // the TCP connection ended during the handshake
+	full     int    // a sender waits for room in staging: 1 for the first time, 2 longer
+	heard    bool   // a CLC message came
+	late     bool   // agreedTime has passed once
+	ended    bool   // the TCP connection ended during the handshake
+	over     func() // once, when the handshake is
+	crowded  bool   // the peer has too many of them
 }
 
 func (l *loop) newConn(idx, gen uint32) *conn {
@@ -91,9 +93,25 @@ func (c *conn) setDeadline(t engine.Instant) {
 	}
 }
 
+// begun: a server's handshake counts until it is over; number is reg_begin's.
+func (c *conn) begun(number uint32) {
+	c.over, c.crowded = func() { C.reg_over(C.u32(number)) }, number == C.HALF_OPEN_NONE
+	if c.s == nil {
+		c.handshakeOver()
+	}
+}
+
+func (c *conn) handshakeOver() {
+	if c.over != nil {
+		c.over()
+		c.over = nil
+	}
+}
+
 // drop ends what the loop does for a connection that is plain TCP or closed.
 func (c *conn) drop() {
 	c.phase = phaseDone
+	c.handshakeOver()
 	c.setDeadline(0)
 	delete(c.l.owed, c)
 	if c.l.conns[c.idx] == c {
@@ -220,7 +238,7 @@ func (c *conn) isAgreed() bool { return c.s != nil && uint32(c.s.b.flags)&C.BF_A
 // agreed begins at once: the peer may be anywhere, waits for us, and tells nobody when it has lost patience.
 func (c *conn) agreed(start func() *engine.Conn) {
 	c.negotiate(start)
-	if c.phase == phaseCLC && !c.settling {
+	if c.phase == phaseCLC {
 		c.setDeadline(c.l.now + agreedTime)
 	}
 }
@@ -253,6 +271,9 @@ func (c *conn) negotiate(start func() *engine.Conn) {
 	c.phase = phaseCLC
 	c.setDeadline(0)
 	c.ec = start()
+	if c.phase == phaseCLC && c.settling { // before it may be too late
+		c.decline()
+	}
 	if c.phase != phaseCLC { // refused at once
 		return
 	}
@@ -273,6 +294,9 @@ func (c *conn) tcpEvent(events uint32) {
 		c.withdraw(C.R_PLAIN_BYTES)
 	case phaseCLC:
 		c.readCLC()
+		if c.phase == phaseCLC && events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+			c.eof(false) // behind half a message, which hides it and is nothing for the program to read
+		}
 	case phaseFlush:
 		c.flush()
 	case phaseActive:
@@ -289,12 +313,7 @@ func (c *conn) readCLC() {
 			return
 		}
 		if err != nil || n == 0 {
-			// What the peer sent over the link before it closed came first, and may be all that was still missing.
-			c.l.poll()
-			if c.phase == phaseCLC {
-				c.ended = true
-				c.ec.EOF(c.l.now)
-			}
+			c.eof(true)
 			return
 		}
 		need, err := engine.Need(buf[:n])
@@ -316,6 +335,15 @@ func (c *conn) readCLC() {
 			return
 		}
 		c.ec.CLC(buf[:need], c.l.now)
+	}
+}
+
+// eof: the TCP connection ended. What the peer sent over the link before it closed came first, and may be all that was still missing.
+func (c *conn) eof(clean bool) {
+	c.l.poll()
+	if c.phase == phaseCLC {
+		c.ended = clean
+		c.ec.EOF(c.l.now)
 	}
 }
 
@@ -343,6 +371,7 @@ func (c *conn) Established(r engine.Rings) {
 	}
 	c.setDeadline(0)
 	c.phase = phaseActive
+	c.handshakeOver()
 	c.watch(watchActive)
 	c.s.watched = 1
 	C.sock_established(c.s, &cr)
@@ -358,6 +387,8 @@ func (c *conn) Fallback(diagnosis clc.DeclineCode, sent bool) {
 	switch {
 	case c.settling:
 		reason = C.R_LEFT_EARLY
+	case c.crowded:
+		reason = C.R_HALF_OPEN
 	case sent && diagnosis == clc.DeclineMemory:
 		reason = C.R_MEMORY
 	case sent:
@@ -396,6 +427,7 @@ func (c *conn) fallback(reason, diagnosis uint32) {
 	c.l.log.Warn().Uint32("conn", c.idx).Int("fd", c.fd()).Uint32("diagnosis", diagnosis).
 		Str("reason", C.GoString(C.reason_word(C.u32(reason)))).Msg("connection uses plain TCP")
 	c.l.unwatch(c.fd()) // before the fd is the program's alone
+	c.handshakeOver()
 	delete(c.l.owed, c)
 	if C.sock_fallback(c.s, C.u32(reason), C.u32(diagnosis)) > 0 {
 		c.phase = phaseFlush

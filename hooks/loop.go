@@ -22,6 +22,7 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
+	"libsmcr/abi/clc"
 	"libsmcr/abi/roce"
 	"libsmcr/engine"
 	"libsmcr/verbs"
@@ -265,6 +266,7 @@ func (l *loop) request(r *C.struct_req) {
 	switch r.op {
 	case C.REQ_CLIENT:
 		c := l.newConn(idx, gen)
+		c.settling = r.arg&C.REQ_LEAVE != 0
 		if c.isAgreed() {
 			c.agreed(func() *engine.Conn { return l.eng.Client(c, c.subnet(), l.now) })
 		} else {
@@ -275,10 +277,17 @@ func (l *loop) request(r *C.struct_req) {
 		}
 	case C.REQ_SERVER:
 		c := l.newConn(idx, gen)
+		c.begun(uint32(r.arg >> 32))
 		if c.isAgreed() {
-			c.agreed(func() *engine.Conn { return l.eng.Server(c, l.now) })
+			c.agreed(func() *engine.Conn {
+				ec := l.eng.Server(c, l.now)
+				if c.crowded { // when the Proposal comes
+					ec.Decline(clc.DeclineMemory, l.now)
+				}
+				return ec
+			})
 		} else {
-			c.claimed(int(r.arg))
+			c.claimed(int(uint32(r.arg)))
 		}
 	case C.REQ_DUE:
 		l.due = append(l.due, due{idx, gen, l.now + dueAfter})

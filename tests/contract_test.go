@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"strings"
 	"testing"
 
 	"libsmcr/tests/harness"
@@ -45,6 +46,17 @@ func TestPrograms(t *testing.T) {
 	} {
 		t.Run(c.says, func(t *testing.T) {
 			sameAsNative(t, c.verdict, run(c.program...))
+		})
+	}
+}
+
+// What a rule knows of a peer needs no hook and no registry; who cannot negotiate then declines.
+func TestProgramsMeetByARule(t *testing.T) {
+	t.Setenv("HARNESS_DISCOVERY", "rules")
+	t.Setenv("HARNESS_RULES", `rule = [{use = "smc", known = true}]`)
+	for _, program := range [][]string{{"self"}, {"connecting"}, {"before", "known"}, {"before", "unsure"}, {"forks"}, {"early"}, {"shutdown"}, {"epoll"}} {
+		t.Run(strings.Join(program, " "), func(t *testing.T) {
+			sameAsNative(t, either("left-early", "peer-declined", "early-data"), run(program...))
 		})
 	}
 }

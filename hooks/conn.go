@@ -46,6 +46,7 @@ type phase uint8
 
 const (
 	phaseOffered phase = iota // client: waits for a claim
+	phaseWaiting              // client, agreed: the server on this host has not accepted yet
 	phaseCLC                  // the engine negotiates
 	phaseFlush                // staged bytes go out over TCP
 	phaseActive               // C carries the bytes; only the end of the TCP socket is watched
@@ -206,7 +207,7 @@ func (c *conn) look() {
 }
 
 func (c *conn) stageFull() {
-	if c.phase == phaseOffered && c.full == 0 {
+	if c.phase <= phaseWaiting && c.full == 0 {
 		c.full = 1
 		c.setDeadline(c.l.now + stageTimeout)
 	}
@@ -241,6 +242,36 @@ func (c *conn) agreed(start func() *engine.Conn) {
 	if c.phase == phaseCLC {
 		c.setDeadline(c.l.now + agreedTime)
 	}
+}
+
+// agreedClient holds the Proposal back until the server has accepted, where that can be seen. Before it a client may still decline,
+// behind it not until the Accept (RFC 7609 §C.1); and a program that sends, closes and ends without either loses what it sent.
+func (c *conn) agreedClient() {
+	switch {
+	case c.s == nil:
+	case c.settling:
+		c.declineFirst(C.R_LEFT_EARLY)
+	case c.full > 0:
+		c.declineFirst(C.R_STAGING_FULL)
+	case c.unaccepted():
+		c.phase = phaseWaiting
+		c.setDeadline(c.l.now + engine.Instant(time.Millisecond)<<min(c.looked, 5))
+		c.looked++
+	default:
+		c.agreed(func() *engine.Conn { return c.l.eng.Client(c, c.subnet(), c.l.now) })
+	}
+}
+
+// unaccepted reports whether the server is on this host and its program has not accepted the connection.
+func (c *conn) unaccepted() bool {
+	var d C.struct_diag
+	return C.diag_mirror(c.s.fd, &d) == 0 && d.inode == 0
+}
+
+// declineFirst gives SMC-R up in place of the Proposal.
+func (c *conn) declineFirst(reason uint32) {
+	C.hook_decline(c.s.fd, 1, C.u32(reason))
+	c.fallback(reason, 0)
 }
 
 // due is a connection that was accepted and may not have been used yet.
@@ -292,6 +323,8 @@ func (c *conn) tcpEvent(events uint32) {
 	case phaseOffered:
 		// Bytes or EOF before a claim: the peer is plain, or gone.
 		c.withdraw(C.R_PLAIN_BYTES)
+	case phaseWaiting:
+		c.agreedClient()
 	case phaseCLC:
 		c.readCLC()
 		if c.phase == phaseCLC && events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
@@ -461,6 +494,8 @@ func (c *conn) settle(decline bool) {
 		if c.phase == phaseCLC {
 			c.settle(decline)
 		}
+	case phaseWaiting:
+		c.declineFirst(C.R_LEFT_EARLY)
 	case phaseCLC:
 		first := !c.settling
 		c.settling = true
@@ -496,6 +531,11 @@ func (c *conn) timeout() {
 		default:
 			c.look()
 		}
+	case phaseWaiting:
+		if c.full > 0 && !c.unaccepted() { // it just has
+			c.full = 0
+		}
+		c.agreedClient()
 	case phaseCLC:
 		if c.isAgreed() && c.late {
 			c.ec.EOF(c.l.now)

@@ -268,11 +268,11 @@ func (l *loop) request(r *C.struct_req) {
 		c := l.newConn(idx, gen)
 		c.settling = r.arg&C.REQ_LEAVE != 0
 		if c.isAgreed() {
-			c.agreed(func() *engine.Conn { return l.eng.Client(c, c.subnet(), l.now) })
+			c.agreedClient()
 		} else {
 			c.offered(int(uint32(r.arg)))
 		}
-		if r.arg&C.REQ_LEAVE != 0 {
+		if c.settling {
 			c.settle(true)
 		}
 	case C.REQ_SERVER:

@@ -73,11 +73,21 @@ int hook_verdict(int fd)
 	return (int)p.verdict;
 }
 
+static u64 word(u32 state) { return (u64)S->pid << 8 | state; }
+
 int hook_take(int fd)
 {
-	struct smcr_exchange x = {0, (u64)S->pid << 8 | S_CLC};
+	struct smcr_exchange x = {0, word(S_CLC)};
 
 	return set_option(fd, SMCR_WORD, &x, sizeof x);
+}
+
+void hook_decided(int fd, u32 state)
+{
+	struct smcr_exchange x = {word(S_CLC), word(state)};
+
+	if (fd >= 0)
+		set_option(fd, SMCR_WORD, &x, sizeof x);
 }
 
 /* ---- connecting ---- */

@@ -652,6 +652,7 @@ void hook_withdraw(int fd) HIDDEN; /* no longer */
 int hook_verdict(int fd) HIDDEN;   /* enum smcr_verdict of kernel/smcr.h: did both offer? SMCR_UNKNOWN without a hook, too */
 /* The first process that asks negotiates on this socket: 0; another image or child does or did: -EBUSY. */
 int hook_take(int fd) HIDDEN;
+void hook_decided(int fd, u32 state) HIDDEN; /* who took it: S_ACTIVE or S_TCP is what became of it, for images to come */
 /* FD_ASKED: what it is by now: FD_ASKED still, FD_SOCK or FD_PLAIN. */
 int hook_look(int fd) HIDDEN;
 void hook_look_all(void) HIDDEN;

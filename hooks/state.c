@@ -39,6 +39,8 @@ static void plain_locked(struct sock *s)
 		sys(SYS_shutdown, s->fd, SHUT_WR);
 	epoll_sock_plain(s);
 	atomic_store_explicit(&s->b->state, S_TCP, memory_order_release);
+	if (s->b->source == SOURCE_KERNEL)
+		hook_decided(s->fd, S_TCP);
 	sock_fire(s);
 	sock_plain(s);
 }
@@ -331,6 +333,8 @@ void sock_established(struct sock *s, const struct rings *r)
 			lane_write(s, &v, 1, 0); /* an empty ring is never smaller than staging */
 		atomic_store(&b->stage_len, 0);
 		stage_drop(s);
+		if (b->source == SOURCE_KERNEL)
+			hook_decided(s->fd, S_ACTIVE);
 		if (S->proc)
 			atomic_fetch_add(&S->proc->smc_conns, 1);
 		if (atomic_fetch_and(&b->flags, ~BF_SHUT_LATER) & BF_SHUT_LATER) {

@@ -16,7 +16,8 @@ static struct sock *one;
 static struct block block;
 static int made, posted, withdrawn, reset;
 
-void count_tcp(u32 reason) { (void)reason; }
+static u32 plain_reason;
+void count_tcp(u32 reason) { plain_reason = reason; }
 int diag_mirror(int fd, struct diag *d)
 {
 	(void)fd;
@@ -96,6 +97,20 @@ static void answers(void)
 	}
 }
 
+/* What protects TCP's bytes protects TCP's alone (RFC 7609 §5.5). */
+static void protected(void)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	made = posted = 0;
+	answer = 0;
+	plain_reason = 0;
+	atomic_store(&S->fd_early[fd], EARLY_TCP | EARLY_OUT);
+	CHECK(h_connect(fd, (void *)&to, sizeof to) == 0 && !made && !posted && plain_reason == R_SOCKOPT && kind_of(fd) == FD_PLAIN);
+	close(fd);
+}
+
 int main(void)
 {
 	S = mmap(0, sizeof *S, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -107,5 +122,6 @@ int main(void)
 	one = &S->sock[1];
 	one->b = &block;
 	answers();
+	protected();
 	return 0;
 }

@@ -91,6 +91,8 @@ static int kernel_shutdown(int fd, int how)
 	return shutdown(fd, how);
 }
 
+static int agree(int fd, int level, int name, const void *val, socklen_t len) { return (void)fd, (void)level, (void)name, (void)val, (void)len, 0; }
+static const struct real generous = {.setsockopt = agree};
 static const struct real libc = {.getsockopt = getsockopt, .setsockopt = setsockopt, .ioctl = ioctl, .shutdown = kernel_shutdown};
 
 /* ---- scaffolding ---- */
@@ -255,7 +257,8 @@ static void opting_out(void)
 {
 	static const struct { int level, name, late; } out[] = {
 		{IPPROTO_TCP, TCP_ULP, ENOENT}, {IPPROTO_TCP, TCP_REPAIR, EPERM}, {IPPROTO_TCP, TCP_INQ, ENOPROTOOPT}, {SOL_SOCKET, SO_ZEROCOPY, ENOPROTOOPT},
-		{SOL_SOCKET, SO_PEEK_OFF, EOPNOTSUPP}, {IPPROTO_TCP, TCP_MD5SIG, 0}, {IPPROTO_TCP, TCP_FASTOPEN, 0}, {IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 0}};
+		{SOL_SOCKET, SO_PEEK_OFF, EOPNOTSUPP}, {IPPROTO_TCP, TCP_MD5SIG, 0}, {IPPROTO_TCP, TCP_FASTOPEN, 0}, {IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 0},
+		{IPPROTO_IP, IP_XFRM_POLICY, 0}, {IPPROTO_IP, IP_IPSEC_POLICY, 0}, {IPPROTO_IPV6, IPV6_XFRM_POLICY, 0}, {IPPROTO_IPV6, IPV6_IPSEC_POLICY, 0}};
 	static const u32 early[] = {S_ACCEPTED, S_OFFERED, S_CLC, S_FLUSH};
 	int one = 1;
 	for (unsigned i = 0; i < sizeof out / sizeof *out; i++) {
@@ -281,6 +284,15 @@ static void opting_out(void)
 	struct tcp_zerocopy_receive z = {0};
 	socklen_t len = sizeof z;
 	CHECK(h_getsockopt(ours, IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE, &z, &len) == -1 && errno == EOPNOTSUPP);
+
+	/* Before connect or listen, as if this kernel had IPsec; what it refuses changes nothing. */
+	int p = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(h_setsockopt(p, IPPROTO_IP, IP_XFRM_POLICY, &one, 1) == -1 && !atomic_load(&S->fd_early[p]));
+	S->real = &generous;
+	CHECK(h_setsockopt(p, IPPROTO_IP, IP_XFRM_POLICY, &one, 1) == 0 && (atomic_load(&S->fd_early[p]) & EARLY_OUT));
+	S->real = &libc;
+	atomic_store(&S->fd_early[p], 0);
+	close(p);
 
 	/* Listeners. */
 	int l = dup(server), zero = 0;

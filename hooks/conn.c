@@ -400,7 +400,6 @@ static int disconnect(struct sock *s, int fd, const struct sockaddr *sa, socklen
 	sock_leave(s, R_LEFT_EARLY);
 	sock_hand_back(s); /* first: the engine shall not see, and take, the error that this leaves for the program */
 	sock_put(s);
-	hook_withdraw(fd);
 	errno = before;
 	return S->real->connect(fd, sa, len);
 }
@@ -435,7 +434,7 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		if (s)
 			return disconnect(s, fd, sa, len);
 	}
-	if (unlikely(kind_of(fd) == FD_ASKED) && !borrowed())
+	if (unlikely(kind_of(fd) == FD_ASKED) && !borrowed() && hook_look(fd) == FD_ASKED)
 		return again(fd, sa, len);
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0;
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
@@ -447,6 +446,8 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	int on = r == 0 || e == EINPROGRESS || e == EINTR;	 /* interrupted, the kernel connects all the same */
 	int noted = marked && on && asked(fd, slot, cookie, must); /* what was noted before the connect stays until it is decided */
 
+	if (marked && !on)
+		hook_withdraw(fd);
 	if (slot >= 0 && !noted) {
 		if (on) {
 			int bad = offered(fd, slot, cookie, to, must);

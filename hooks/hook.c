@@ -133,10 +133,18 @@ void hook_look_all(void)
 
 	atomic_store(&S->asked, 0);
 	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++)
-		if (kind_of((int)fd) == FD_ASKED)
+		if (kind_of((int)fd) == FD_ASKED && !(atomic_load(&S->fd_early[fd]) & EARLY_THEIRS))
 			left |= hook_look((int)fd) == FD_ASKED;
 	if (left)
 		atomic_store(&S->asked, 1);
+}
+
+void hook_forked(void)
+{
+	for (u32 fd = 0, top = atomic_load(&S->fd_top); atomic_load(&S->asked) && fd < top && fd < FD_MAX; fd++)
+		if (kind_of((int)fd) == FD_ASKED)
+			atomic_fetch_or(&S->fd_early[fd], EARLY_THEIRS);
+	atomic_store(&S->ask_lk.w, 0);
 }
 
 int hook_wait(int fd, int flags)

@@ -464,6 +464,7 @@ extern struct shim *smcr_shim HIDDEN;
 #define EARLY_KNOWN 8u	 /*  which, and for what, is written down; */
 #define EARLY_UNSURE 16u /*  or not */
 #define EARLY_OUT 32u	 /* an option that the kernel does not tell keeps it from SMC-R */
+#define EARLY_THEIRS 64u /* FD_ASKED in a forked child: its parent's, unless the child moves bytes on it */
 
 enum smcr_mode { MODE_AUTO, MODE_OFF, MODE_REQUIRE };
 enum smcr_profile { PROFILE_BALANCED, PROFILE_SAFE, PROFILE_LATENCY };
@@ -641,6 +642,7 @@ int hook_take(int fd) HIDDEN;
 /* FD_ASKED: what it is by now: FD_ASKED still, FD_SOCK or FD_PLAIN. */
 int hook_look(int fd) HIDDEN;
 void hook_look_all(void) HIDDEN;
+void hook_forked(void) HIDDEN;
 /* For a call that moves bytes: waits as the socket does. 0 = it is no longer FD_ASKED; -EAGAIN, -EINTR. flags: MSG_DONTWAIT. */
 int hook_wait(int fd, int flags) HIDDEN;
 /* Agreed, and we cannot: says so to the peer, as server once its Proposal is off the stream, bounded; or resets. For

@@ -268,7 +268,7 @@ static void become_child(void)
 		epoll_forked();
 	}
 	atomic_store(&S->early_lk.w, 0);
-	atomic_store(&S->ask_lk.w, 0);
+	hook_forked();
 	bell_forked();
 	if (l->report && S->mode != MODE_OFF)
 		reg_ready();

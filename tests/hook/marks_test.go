@@ -176,7 +176,11 @@ func TestAnOfferIsForOneConnect(t *testing.T) {
 		},
 		"with a plain server": func(k *socket) { k.connect(netip.AddrPortFrom(home, plain.port())); disconnect(k) },
 		"agreed":              func(k *socket) { k.connect(at); l.accept(); disconnect(k) },
-		"a listener":          func(k *socket) { k.bind(netip.AddrPortFrom(home, 0)); k.listen(); k.must(unix.Shutdown(k.fd, unix.SHUT_RD)) },
+		"a listener": func(k *socket) {
+			k.bind(netip.AddrPortFrom(home, 0))
+			k.listen()
+			k.must(unix.Shutdown(k.fd, unix.SHUT_RD))
+		},
 	} {
 		k := s.socket(unix.AF_INET)
 		k.offer(true)

@@ -1,6 +1,6 @@
 # make TARGET; make help lists them.
 .DEFAULT_GOAL := build
-.PHONY: build demo test check bench fuzz soak clean help library ldflags
+.PHONY: build demo test interop check bench fuzz hostile soak clean help library ldflags
 
 T ?=
 N ?= 5
@@ -28,7 +28,10 @@ demo: ## redis, iperf3, memcached and sockperf over TCP and over SMC-R, in one t
 	@scripts/demo
 
 test: build ## all tests that need no virtual machine; ARGS='-run Redis' chooses
-	@go run ./scripts/test $(ARGS)
+	@go run ./scripts/test all $(ARGS)
+
+interop: build ## our programs against the kernel's SMC, in the virtual machines of RIG (root)
+	@go run ./scripts/test interop $(ARGS)
 
 check: build ## static: format, vet, locks, lint, imports, exports, C warnings, stale files
 	@scripts/check
@@ -38,6 +41,9 @@ bench: build ## figures against TCP, medians of N=5; ROW=redis-c1 chooses
 
 fuzz: ## every fuzz target for T=30s
 	@scripts/fuzz $(or $(T),30s)
+
+hostile: build ## a session of a real pair said again, changed at random, for T=10m
+	@go test -count=1 -v -timeout=0 -run='^TestRecordedSessions' ./tests -hostile.time=$(or $(T),10m)
 
 soak: build ## random simulations and the black-box tests again and again for T=10m
 	@scripts/soak $(or $(T),10m)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -25,6 +26,12 @@ func TestFirstContact(t *testing.T) {
 			if len(s.Groups) != 1 || s.Groups[0].State != "ACTIVE" || s.Groups[0].Links[0].State != "ACTIVE" || s.Groups[0].Links[0].Num != 1 ||
 				s.Groups[0].MaxLinks != 1 || s.Groups[0].PeerRMBs != 1 || s.Groups[0].RMBs[0].InUse != 1 || s.Counters.Established != 1 {
 				t.Errorf("%s: %+v", h.name, s)
+			}
+			for _, other := range w.hosts {
+				gid := other.e.cfg.Devices[0].Attr().GID
+				if h.e.Knows(gid) != (other != h) {
+					t.Errorf("%s knows %s: %v", h.name, other.name, other == h)
+				}
 			}
 			if at, ok := h.e.NextDeadline(); ok {
 				t.Errorf("%s: an idle engine has a timer in %s", h.name, time.Duration(at-w.now))
@@ -481,4 +488,29 @@ func TestEveryElementOfEveryRMB(t *testing.T) {
 			s.kill(h) // to free all elements one by one would write to gigabytes that nobody has touched
 		}
 	})
+}
+
+// RFC 7609 §3.5.1.2: devices that reach one LAN only want both addresses in one network.
+func TestServerInAnotherNetworkDeclines(t *testing.T) {
+	for _, c := range []struct{ client, server, want string }{
+		{"10.0.0.1/24", "10.0.0.2/24", "smc"},
+		{"10.0.0.1/24", "10.0.1.2/24", "fallback"},
+		{"10.0.0.1/24", "10.0.0.2/16", "fallback"},
+		{"fd00::1/64", "fd00::2/64", "smc"},
+		{"fd00::1/64", "fd00:0:0:1::2/64", "fallback"},
+		{"fd00::1/64", "10.0.0.2/24", "fallback"},
+	} {
+		mustSimulate(t, c.client+" to "+c.server, simOptions{}, func(s *sim) {
+			s.hosts[0].net, s.hosts[1].net = netip.MustParsePrefix(c.client), netip.MustParsePrefix(c.server)
+			client, server := s.dial(s.hosts[0], s.hosts[1], [2]int{})
+			client.stay, server.stay = true, true
+			s.run(patience, nil)
+			declined := server.h.e.count.Declined[clc.DeclinePrefix]
+			if client.outcome() != c.want || server.outcome() != c.want || (declined == 1) != (c.want == "fallback") {
+				s.failf("client %s, server %s, %d declined", client.outcome(), server.outcome(), declined)
+			}
+			client.close()
+			server.close()
+		})
+	}
 }

@@ -217,10 +217,12 @@ func (e *Engine) Client(h Handler, subnet netip.Prefix, now Instant) *Conn {
 	return c
 }
 
-// Server begins as the TCP server, who waits for the Proposal.
-func (e *Engine) Server(h Handler, now Instant) *Conn {
+// Server begins as the TCP server, who waits for the Proposal. subnet is as a Client's; devices that reach one LAN only take
+// clients of that network alone (RFC 7609 §3.5.1.2).
+func (e *Engine) Server(h Handler, subnet netip.Prefix, now Instant) *Conn {
 	defer e.enter(now)()
 	c := e.newConn(h, RoleServer)
+	c.subnet = subnet
 	c.step(fsm.Listen)
 	if e.closed {
 		c.fail(clc.DeclineInternal)
@@ -248,6 +250,16 @@ func (e *Engine) NextDeadline() (Instant, bool) {
 		return 0, false
 	}
 	return e.timers[0].at, true
+}
+
+// Knows reports whether somebody with that GID is the peer of a link group.
+func (e *Engine) Knows(gid roce.GID) bool {
+	for _, g := range e.groups {
+		if g.gid == gid || slices.ContainsFunc(g.links, func(l *Link) bool { return l.peer.GID == gid }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Shutdown ends what can be ended: no new negotiations, running ones are declined or broken, link groups are deleted.

@@ -58,15 +58,19 @@ static void early_over(int fd)
 /* Our own may listen there: then the kernel hook is told, which old kernels want before listen. 1 = it has been. */
 static int mark(int fd)
 {
-	return rules_listen(fd) == 0 && reg_ready() == 0 && hook_offer(fd) == 0;
+	struct verdict v;
+
+	return rules_listen(fd, &v) == 0 && reg_ready() == 0 && hook_offer(fd) == 0;
 }
 
 static void publish(int fd, int marked)
 {
-	int r = rules_listen(fd);
+	struct verdict v;
+	int r = rules_listen(fd, &v);
 
 	if (r == 0)
 		r = S->discovery & 1u << SOURCE_REGISTRY ? reg_listen(fd) : -R_NO_CLIENT;
+	marked |= v.known;
 	if (r == 0 || marked)
 		fd_seen(fd);
 	set_kind(fd, r == 0 || marked ? FD_LISTENER : FD_PLAIN);
@@ -119,11 +123,13 @@ static void accepted(int listener, int fd)
 	}
 	if (!offers)
 		return;
-	int agreed = hook_verdict(fd) == SMCR_YES;
+	u32 agreed = hook_verdict(fd) == SMCR_YES ? SOURCE_KERNEL : v.known ? SOURCE_RULES : SOURCE_NONE;
 	struct sock *s = sock_new(fd, 1, S_ACCEPTED);
 	if (!s) {
-		if (agreed)
+		if (agreed) {
 			hook_decline(fd, 0, R_MEMORY);
+			hook_withdraw(listener);
+		}
 		long probe = sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
 		if (probe >= 0)
 			sys(SYS_close, probe);
@@ -134,7 +140,7 @@ static void accepted(int listener, int fd)
 		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
 	if ((v.eager || agreed) && (s = sock_get(fd, 0))) {
 		if (agreed) {
-			sock_agreed(s, SOURCE_KERNEL);
+			sock_agreed(s, agreed);
 			/* Its peer gives up after a few seconds, and this thread may do something else for as long. */
 			int r = engine_start();
 			if (r == 0)
@@ -202,14 +208,19 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	int r, no = 0;
 
 	if (S->mode == MODE_OFF || kind_of(fd) != FD_UNKNOWN || len < sizeof(struct sockaddr_in) ||
-	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed() || reg_ready() < 0)
+	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed())
 		return -1;
 	if (!atomic_load_explicit(&S->rules, memory_order_relaxed) && !is_tcp(fd))
 		return -1; /* a name server is asked by UDP: no reason to read the rules */
 	rules_connect(sa, len, v);
-	r = v->reason ? -(int)v->reason : S->discovery & 1u << SOURCE_REGISTRY ? reg_lookup(sa, len, to) : -R_NO_LISTENER;
+	if (reg_ready() < 0) {
+		v->known = v->known && is_tcp(fd);
+		return -1;
+	}
+	/* What a rule knows cannot be withdrawn, so what can be is not begun. */
+	r = v->reason ? -(int)v->reason : S->discovery & 1u << SOURCE_REGISTRY && !v->known ? reg_lookup(sa, len, to) : -R_NO_LISTENER;
 	if (!is_tcp(fd)) {
-		v->reason = R_NONE;
+		v->reason = v->known = 0;
 		return -1;
 	}
 	if (r == 0 && reg_haste(*to) && v->use != USE_REQUIRE)
@@ -223,7 +234,7 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 		no = -R_NOT_SMC;
 	if (*marked && r < 0 && !no)
 		no = opted_out(fd) ? -R_SOCKOPT : epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0;
-	if (*marked && no) {
+	if (*marked && no && !v->known) {
 		hook_withdraw(fd);
 		*marked = 0;
 		r = r < 0 ? no : r;
@@ -313,7 +324,7 @@ static int offered(int fd, int slot, u64 cookie, u32 to, int must)
 
 int conn_agreed(int fd, u32 source, int must)
 {
-	int r = source == SOURCE_KERNEL ? hook_take(fd) : 0, theirs = r == -EBUSY;
+	int r = source == SOURCE_KERNEL ? hook_take(fd) : opted_out(fd) ? -R_SOCKOPT : 0, theirs = r == -EBUSY;
 
 	if (r == 0)
 		r = engine_start();
@@ -342,6 +353,26 @@ int conn_agreed(int fd, u32 source, int must)
 	return 1;
 }
 
+/* Not connected yet: decided at the program's next call. */
+static void later(int fd)
+{
+	fd_seen(fd);
+	set_kind(fd, FD_ASKED);
+	atomic_store(&S->asked, 1);
+}
+
+/* A rule says what nobody else does: the peer speaks SMC-R. */
+static int known(int fd, int connected, int must)
+{
+	if (connected) {
+		conn_agreed(fd, SOURCE_RULES, must);
+		return 1;
+	}
+	atomic_fetch_or(&S->fd_early[fd], EARLY_AGREED);
+	later(fd);
+	return 1;
+}
+
 /* The SYN offered. 1 = that decides; 0 = the peer does not, or a server has claimed by the registry what the kernel cannot tell yet. */
 static int asked(int fd, int slot, u64 cookie, int must)
 {
@@ -355,9 +386,7 @@ static int asked(int fd, int slot, u64 cookie, int must)
 		conn_agreed(fd, SOURCE_KERNEL, must);
 		return 1;
 	}
-	fd_seen(fd);
-	set_kind(fd, FD_ASKED);
-	atomic_store(&S->asked, 1);
+	later(fd);
 	return 1;
 }
 
@@ -392,7 +421,10 @@ static int insist(int fd)
 	return -1;
 }
 
-/* connect to AF_UNSPEC: the kernel ends the connection with a reset, and what the socket is connected to next is plain. */
+/*
+ * connect to AF_UNSPEC: the kernel ends the connection with a reset. What the socket is connected to next is plain: in which epoll
+ * sets it is by now, only the kernel knows.
+ */
 static int disconnect(struct sock *s, int fd, const struct sockaddr *sa, socklen_t len)
 {
 	int before = errno;
@@ -401,7 +433,12 @@ static int disconnect(struct sock *s, int fd, const struct sockaddr *sa, socklen
 	sock_hand_back(s); /* first: the engine shall not see, and take, the error that this leaves for the program */
 	sock_put(s);
 	errno = before;
-	return S->real->connect(fd, sa, len);
+	int r = S->real->connect(fd, sa, len);
+	if (r == 0 && kind_of(fd) == FD_PLAIN) {
+		atomic_store(&S->fd_early[fd], EARLY_TCP | EARLY_EPOLL | EARLY_UNSURE);
+		set_kind(fd, FD_UNKNOWN);
+	}
+	return r;
 }
 
 /* connect once more on a socket that is about to be connected. */
@@ -444,7 +481,8 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
 	int on = r == 0 || e == EINPROGRESS || e == EINTR;	 /* interrupted, the kernel connects all the same */
-	int noted = marked && on && asked(fd, slot, cookie, must); /* what was noted before the connect stays until it is decided */
+	/* What was noted before the connect stays until it is decided. */
+	int noted = on && ((marked && asked(fd, slot, cookie, must)) || (slot < 0 && v.known && known(fd, r == 0, must)));
 
 	if (marked && !on)
 		hook_withdraw(fd);

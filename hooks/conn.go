@@ -46,6 +46,7 @@ type phase uint8
 
 const (
 	phaseOffered phase = iota // client: waits for a claim
+	phaseWaiting              // client, agreed: the server on this host has not accepted yet
 	phaseCLC                  // the engine negotiates
 	phaseFlush                // staged bytes go out over TCP
 	phaseActive               // C carries the bytes; only the end of the TCP socket is watched
@@ -65,10 +66,12 @@ type conn struct {
 	accepted engine.Instant // since when the peer's socket is known to be accepted
 	settling bool
 	looked   int
-	full     int  // a sender waits for room in staging: 1 for the first time, 2 longer
-	heard    bool // a CLC message came
-	late     bool // agreedTime has passed once
-	ended    bool // the TCP connection ended during the handshake
+	full     int    // a sender waits for room in staging: 1 for the first time, 2 longer
+	heard    bool   // a CLC message came
+	late     bool   // agreedTime has passed once
+	ended    bool   // the TCP connection ended during the handshake
+	over     func() // once, when the handshake is
+	crowded  bool   // the peer has too many of them
 }
 
 func (l *loop) newConn(idx, gen uint32) *conn {
@@ -91,9 +94,25 @@ func (c *conn) setDeadline(t engine.Instant) {
 	}
 }
 
+// begun: a server's handshake counts until it is over; number is reg_begin's.
+func (c *conn) begun(number uint32) {
+	c.over, c.crowded = func() { C.reg_over(C.u32(number)) }, number == C.HALF_OPEN_NONE
+	if c.s == nil {
+		c.handshakeOver()
+	}
+}
+
+func (c *conn) handshakeOver() {
+	if c.over != nil {
+		c.over()
+		c.over = nil
+	}
+}
+
 // drop ends what the loop does for a connection that is plain TCP or closed.
 func (c *conn) drop() {
 	c.phase = phaseDone
+	c.handshakeOver()
 	c.setDeadline(0)
 	delete(c.l.owed, c)
 	if c.l.conns[c.idx] == c {
@@ -188,7 +207,7 @@ func (c *conn) look() {
 }
 
 func (c *conn) stageFull() {
-	if c.phase == phaseOffered && c.full == 0 {
+	if c.phase <= phaseWaiting && c.full == 0 {
 		c.full = 1
 		c.setDeadline(c.l.now + stageTimeout)
 	}
@@ -210,7 +229,7 @@ func (c *conn) claimed(slot int) {
 	if C.reg_get_gid(C.int(slot), peer, &gid[0]) == 0 {
 		c.l.sendClaim(gid, uint64(peer), uint32(slot))
 	}
-	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c, c.l.now) })
+	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c, c.subnet(), c.l.now) })
 }
 
 // ---- agreed: by SYN and SYN-ACK, or by a rule ----
@@ -220,9 +239,39 @@ func (c *conn) isAgreed() bool { return c.s != nil && uint32(c.s.b.flags)&C.BF_A
 // agreed begins at once: the peer may be anywhere, waits for us, and tells nobody when it has lost patience.
 func (c *conn) agreed(start func() *engine.Conn) {
 	c.negotiate(start)
-	if c.phase == phaseCLC && !c.settling {
+	if c.phase == phaseCLC {
 		c.setDeadline(c.l.now + agreedTime)
 	}
+}
+
+// agreedClient holds the Proposal back until the server has accepted, where that can be seen. Before it a client may still decline,
+// behind it not until the Accept (RFC 7609 §C.1); and a program that sends, closes and ends without either loses what it sent.
+func (c *conn) agreedClient() {
+	switch {
+	case c.s == nil:
+	case c.settling:
+		c.declineFirst(C.R_LEFT_EARLY)
+	case c.full > 0:
+		c.declineFirst(C.R_STAGING_FULL)
+	case c.unaccepted():
+		c.phase = phaseWaiting
+		c.setDeadline(c.l.now + engine.Instant(time.Millisecond)<<min(c.looked, 5))
+		c.looked++
+	default:
+		c.agreed(func() *engine.Conn { return c.l.eng.Client(c, c.subnet(), c.l.now) })
+	}
+}
+
+// unaccepted reports whether the server is on this host and its program has not accepted the connection.
+func (c *conn) unaccepted() bool {
+	var d C.struct_diag
+	return C.diag_mirror(c.s.fd, &d) == 0 && d.inode == 0
+}
+
+// declineFirst gives SMC-R up in place of the Proposal.
+func (c *conn) declineFirst(reason uint32) {
+	C.hook_decline(c.s.fd, 1, C.u32(reason))
+	c.fallback(reason, 0)
 }
 
 // due is a connection that was accepted and may not have been used yet.
@@ -253,6 +302,9 @@ func (c *conn) negotiate(start func() *engine.Conn) {
 	c.phase = phaseCLC
 	c.setDeadline(0)
 	c.ec = start()
+	if c.phase == phaseCLC && c.settling { // before it may be too late
+		c.decline()
+	}
 	if c.phase != phaseCLC { // refused at once
 		return
 	}
@@ -271,8 +323,13 @@ func (c *conn) tcpEvent(events uint32) {
 	case phaseOffered:
 		// Bytes or EOF before a claim: the peer is plain, or gone.
 		c.withdraw(C.R_PLAIN_BYTES)
+	case phaseWaiting:
+		c.agreedClient()
 	case phaseCLC:
 		c.readCLC()
+		if c.phase == phaseCLC && events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+			c.eof(false) // behind half a message, which hides it and is nothing for the program to read
+		}
 	case phaseFlush:
 		c.flush()
 	case phaseActive:
@@ -289,12 +346,7 @@ func (c *conn) readCLC() {
 			return
 		}
 		if err != nil || n == 0 {
-			// What the peer sent over the link before it closed came first, and may be all that was still missing.
-			c.l.poll()
-			if c.phase == phaseCLC {
-				c.ended = true
-				c.ec.EOF(c.l.now)
-			}
+			c.eof(true)
 			return
 		}
 		need, err := engine.Need(buf[:n])
@@ -316,6 +368,15 @@ func (c *conn) readCLC() {
 			return
 		}
 		c.ec.CLC(buf[:need], c.l.now)
+	}
+}
+
+// eof: the TCP connection ended. What the peer sent over the link before it closed came first, and may be all that was still missing.
+func (c *conn) eof(clean bool) {
+	c.l.poll()
+	if c.phase == phaseCLC {
+		c.ended = clean
+		c.ec.EOF(c.l.now)
 	}
 }
 
@@ -343,6 +404,7 @@ func (c *conn) Established(r engine.Rings) {
 	}
 	c.setDeadline(0)
 	c.phase = phaseActive
+	c.handshakeOver()
 	c.watch(watchActive)
 	c.s.watched = 1
 	C.sock_established(c.s, &cr)
@@ -358,6 +420,8 @@ func (c *conn) Fallback(diagnosis clc.DeclineCode, sent bool) {
 	switch {
 	case c.settling:
 		reason = C.R_LEFT_EARLY
+	case c.crowded:
+		reason = C.R_HALF_OPEN
 	case sent && diagnosis == clc.DeclineMemory:
 		reason = C.R_MEMORY
 	case sent:
@@ -396,6 +460,7 @@ func (c *conn) fallback(reason, diagnosis uint32) {
 	c.l.log.Warn().Uint32("conn", c.idx).Int("fd", c.fd()).Uint32("diagnosis", diagnosis).
 		Str("reason", C.GoString(C.reason_word(C.u32(reason)))).Msg("connection uses plain TCP")
 	c.l.unwatch(c.fd()) // before the fd is the program's alone
+	c.handshakeOver()
 	delete(c.l.owed, c)
 	if C.sock_fallback(c.s, C.u32(reason), C.u32(diagnosis)) > 0 {
 		c.phase = phaseFlush
@@ -429,6 +494,8 @@ func (c *conn) settle(decline bool) {
 		if c.phase == phaseCLC {
 			c.settle(decline)
 		}
+	case phaseWaiting:
+		c.declineFirst(C.R_LEFT_EARLY)
 	case phaseCLC:
 		first := !c.settling
 		c.settling = true
@@ -464,6 +531,11 @@ func (c *conn) timeout() {
 		default:
 			c.look()
 		}
+	case phaseWaiting:
+		if c.full > 0 && !c.unaccepted() { // it just has
+			c.full = 0
+		}
+		c.agreedClient()
 	case phaseCLC:
 		if c.isAgreed() && c.late {
 			c.ec.EOF(c.l.now)

@@ -278,7 +278,7 @@ static ssize_t put(struct sock *s, const struct iovec *iov, int n, size_t want, 
 				return (ssize_t)done;
 			if (state_of(s) != st)
 				continue;
-			if (st == S_OFFERED)
+			if (st == S_OFFERED || (st == S_CLC && s->b->role == 0))
 				engine_post(REQ_STAGE_FULL, s, 0);
 		} else {
 			continue;

@@ -96,10 +96,15 @@ static u32 events_of(int fd)
 
 static int look(int fd)
 {
-	int verdict = hook_verdict(fd);
+	int verdict = hook_verdict(fd), known = atomic_load(&S->fd_early[fd]) & EARLY_AGREED;
+	u32 events = verdict == SMCR_UNKNOWN ? events_of(fd) : 0;
 
 	/* The verdict is there before anybody is told that the socket is connected. */
-	if (verdict == SMCR_UNKNOWN && events_of(fd) && (verdict = hook_verdict(fd)) == SMCR_UNKNOWN) {
+	if (events)
+		verdict = hook_verdict(fd);
+	if (known && verdict != SMCR_YES && (verdict == SMCR_NO || (events && !(events & (POLLERR | POLLHUP)))))
+		return conn_agreed(fd, SOURCE_RULES, 0) ? FD_SOCK : FD_PLAIN;
+	if (events && verdict == SMCR_UNKNOWN) {
 		atomic_store(&S->fd_kind[fd], FD_UNKNOWN); /* it failed; the program may try once more */
 		return FD_UNKNOWN;
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
+	"libsmcr/abi/clc"
 	"libsmcr/abi/roce"
 	"libsmcr/engine"
 	"libsmcr/verbs"
@@ -265,20 +266,28 @@ func (l *loop) request(r *C.struct_req) {
 	switch r.op {
 	case C.REQ_CLIENT:
 		c := l.newConn(idx, gen)
+		c.settling = r.arg&C.REQ_LEAVE != 0
 		if c.isAgreed() {
-			c.agreed(func() *engine.Conn { return l.eng.Client(c, c.subnet(), l.now) })
+			c.agreedClient()
 		} else {
 			c.offered(int(uint32(r.arg)))
 		}
-		if r.arg&C.REQ_LEAVE != 0 {
+		if c.settling {
 			c.settle(true)
 		}
 	case C.REQ_SERVER:
 		c := l.newConn(idx, gen)
+		c.begun(uint32(r.arg >> 32))
 		if c.isAgreed() {
-			c.agreed(func() *engine.Conn { return l.eng.Server(c, l.now) })
+			c.agreed(func() *engine.Conn {
+				ec := l.eng.Server(c, c.subnet(), l.now)
+				if c.crowded { // when the Proposal comes
+					ec.Decline(clc.DeclineMemory, l.now)
+				}
+				return ec
+			})
 		} else {
-			c.claimed(int(r.arg))
+			c.claimed(int(uint32(r.arg)))
 		}
 	case C.REQ_DUE:
 		l.due = append(l.due, due{idx, gen, l.now + dueAfter})

@@ -31,6 +31,10 @@ func (l *loop) datagram(d shm.Datagram) {
 	case kind == dgBell && len(body) == bellSize && len(fds) >= 1 && len(fds) <= 2:
 		var gid roce.GID
 		copy(gid[:], body)
+		// Anybody on the host can send, and a bell costs a descriptor. A peer's forked child has a name that we do not know.
+		if d.UID != unix.Geteuid() && d.UID != unix.Getuid() && !l.eng.Knows(from) {
+			break
+		}
 		peer := l.peer(from)
 		if gid != from || peer == 0 || peer == C.SELF_PEER {
 			break

@@ -1151,6 +1151,30 @@ int reg_find(u64 cookie)
 	return -1;
 }
 
+int reg_begin(int slot, const u8 peer[16])
+{
+	struct table *t = offers(slot);
+	u64 who[2] = {0};
+
+	if (t)
+		who[0] = atomic_load(&t->own[slot]);
+	else if (slot < 0)
+		memcpy(who, peer, sizeof who);
+	else
+		return -R_REGISTRY;
+	u32 n = bucket_of(who[0] ^ who[1]) / BUCKET % HALF_OPEN_PEERS;
+	if (atomic_fetch_add(&S->half_open[n], 1) < HALF_OPEN_MAX)
+		return (int)n;
+	reg_over(n);
+	return -R_HALF_OPEN;
+}
+
+void reg_over(u32 number)
+{
+	if (number < HALF_OPEN_PEERS)
+		atomic_fetch_sub(&S->half_open[number], 1);
+}
+
 static int step(int slot, u64 cookie, u32 to)
 {
 	struct table *t = offers(slot);
@@ -1276,6 +1300,7 @@ void reg_forked(void)
 	fd_unhide(S->diag); /* shared with the parent: answers would get mixed up */
 	S->diag = -1;
 	S->proc = 0; /* inherited blocks stay mapped and count in the parent's page */
+	memset((void *)S->half_open, 0, sizeof S->half_open);
 	if (r) {
 		atomic_store(&r->lk.w, 0);
 		atomic_store(&r->diag_lk.w, 0);

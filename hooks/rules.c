@@ -249,6 +249,7 @@ void rules_decide(const struct rules *t, u32 role, u16 port, const struct place 
 		v->use = must ? USE_REQUIRE : r->use;
 		v->reason = never ? R_RULE : R_NONE;
 		v->eager = r->eager;
+		v->known = r->known && !v->reason && (S->discovery & 1u << SOURCE_RULES);
 		return;
 	}
 }
@@ -260,19 +261,19 @@ void rules_load(void)
 	rules(&err);
 }
 
-int rules_listen(int fd)
+int rules_listen(int fd, struct verdict *v)
 {
-	struct verdict v;
 	struct place at;
 	int err = 0;
 	const struct rules *t = rules(&err);
 
+	*v = (struct verdict){0};
 	if (!t)
 		return err;
 	if (t == &none || name_place(fd, SYS_getsockname, &at) < 0)
 		return 0;
-	rules_decide(t, RULE_SERVER, at.port, 0, &v);
-	return -(int)v.reason;
+	rules_decide(t, RULE_SERVER, at.port, 0, v);
+	return -(int)v->reason;
 }
 
 void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v)

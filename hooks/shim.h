@@ -82,7 +82,8 @@ enum fd_kind {
 	X(HASTE, "short-connections")		  /* client: those to this listener end too soon */            \
 	X(RULE, "rule")				  /* a rule says so */                                    \
 	X(RULES_BAD, "bad-rules-file")		  /* the rules file cannot be used */                     \
-	X(NOT_SMC, "peer-not-smc")		  /* client: answered the option a while ago, and then not in CLC */
+	X(NOT_SMC, "peer-not-smc")		  /* client: answered the option a while ago, and then not in CLC */ \
+	X(HALF_OPEN, "half-open")		  /* server: the client has HALF_OPEN_MAX handshakes under way */
 enum smcr_reason {
 #define X(s, w) R_##s,
 	SMCR_REASONS(X)
@@ -263,7 +264,7 @@ enum rule_use { USE_SMC = 0, USE_TCP = 1, USE_REQUIRE = 2 };
 struct rule {
 	u8 use, roles, eager, shm;
 	u16 family; /* 0 = any peer */
-	u8 bits;
+	u8 bits, known;
 	u16 first, last; /* ports */
 	u32 line;
 	u8 addr[16];
@@ -329,7 +330,7 @@ enum engine_state { ENG_COLD = 0, ENG_STARTING = 1, ENG_READY = 2, ENG_DEAD = 3 
 /* What C asks of the engine (queue.c). sock and gen name the connection. */
 enum req_op {
 	REQ_CLIENT = 1, /* S_OFFERED: watch for the claim, then run CLC as client; arg = registry slot; with REQ_LEAVE: decline */
-	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot. BF_AGREED: no slot, of both */
+	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot | reg_begin's answer << 32. BF_AGREED: no slot */
 	REQ_SETTLE,	/* finish, withdraw or decline now: the program closes, shuts down, forks, execs */
 	REQ_STAGE_FULL, /* a sender waits: withdraw if nobody claims within 20 ms */
 	REQ_CLOSED,	/* last fd of this process is closed: release when both sides are done */
@@ -380,6 +381,11 @@ struct slab {
 	struct proc_page *home;
 	u32 used; /* at least so many are free: SLAB_BLOCKS - used */
 };
+
+/* Handshakes under way with one client process, or one host; those of others are not delayed by who begins them and says no more. */
+#define HALF_OPEN_MAX 1024u
+#define HALF_OPEN_PEERS 256 /* counted by a hash */
+#define HALF_OPEN_NONE 0xffffffffu /* in the arg of REQ_SERVER: it is one too many, decline it */
 
 #define BOUNCES 4
 struct shim {
@@ -453,6 +459,8 @@ struct shim {
 	u32 forking;		      /* between map_prefork and map_postfork */
 	u32 nslabs, slab_hint;
 	struct slab slab[SLAB_MAX];
+	/* registry.c */
+	_Atomic u32 half_open[HALF_OPEN_PEERS]; /* see reg_begin */
 };
 extern struct shim *smcr_shim HIDDEN;
 #define S smcr_shim
@@ -463,6 +471,7 @@ extern struct shim *smcr_shim HIDDEN;
 #define EARLY_EPOLL 4u	 /* it is in an epoll set: */
 #define EARLY_KNOWN 8u	 /*  which, and for what, is written down; */
 #define EARLY_UNSURE 16u /*  or not */
+#define EARLY_AGREED 64u /* FD_ASKED: a rule says that the peer speaks SMC-R */
 #define EARLY_OUT 32u	 /* an option that the kernel does not tell keeps it from SMC-R */
 #define EARLY_THEIRS 64u /* FD_ASKED in a forked child: its parent's, unless the child moves bytes on it */
 
@@ -621,9 +630,10 @@ struct verdict {
 	u32 use;    /* enum rule_use */
 	u32 reason; /* not 0: plain TCP, for that reason */
 	u32 eager;  /* negotiate at accept */
+	u32 known;  /* the other end speaks SMC-R even if nobody else says so: SOURCE_RULES */
 };
 void rules_load(void) HIDDEN; /* nothing, or what the first of the following would do first */
-int rules_listen(int fd) HIDDEN; /* 0 = some client may get SMC-R, or -reason */
+int rules_listen(int fd, struct verdict *v) HIDDEN; /* 0 = some client may get SMC-R, or -reason */
 void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v) HIDDEN;
 void rules_accepted(int fd, struct verdict *v) HIDDEN;
 void rules_decide(const struct rules *t, u32 role, u16 port, const struct place *peer, struct verdict *v) HIDDEN; /* peer 0: any */
@@ -670,6 +680,10 @@ void reg_shun(const struct block *b) HIDDEN;			  /* the peer of b is such a one,
 int reg_offer(int fd, u64 *cookie) HIDDEN; /* slot >= 0, or -reason */
 int reg_find(u64 cookie) HIDDEN;	   /* slot with that cookie in REG_OFFERED, or -1 */
 int reg_claim(int slot, u64 cookie) HIDDEN; /* 1 = ours now; the client's engine name is then read by the engine */
+/* Server: counts a handshake, until reg_over, with the process that made that offer or (slot -1) the host at that address. A number, or
+ * -reason: that one has too many. */
+int reg_begin(int slot, const u8 peer[16]) HIDDEN;
+void reg_over(u32 number) HIDDEN;
 int reg_withdraw(int slot, u64 cookie) HIDDEN; /* 1 = nobody had claimed it */
 int reg_state(int slot, u64 cookie) HIDDEN; /* enum reg_state */
 void reg_done(int slot, u64 cookie) HIDDEN; /* the slot is free again */

@@ -151,7 +151,7 @@ void sock_hand_back(struct sock *s)
 void sock_broken(struct sock *s, u32 reason, int err)
 {
 	struct block *b = s->b;
-	int nested = lk_lock(&b->lock);
+	int nested = lk_lock(&b->lock), ntx = lk_lock(&b->tx); /* a sender may be filling what stage_drop unmaps */
 
 	if (negotiating(state_of(s))) {
 		atomic_store(&b->reason, reason);
@@ -163,6 +163,7 @@ void sock_broken(struct sock *s, u32 reason, int err)
 		stage_drop(s);
 		atomic_store_explicit(&b->state, S_BROKEN, memory_order_release);
 	}
+	lk_unlock(&b->tx, ntx);
 	lk_unlock(&b->lock, nested);
 	sock_fire(s);
 }
@@ -187,8 +188,12 @@ static void claim_agreed(struct sock *s)
 			r = engine_start();
 		if (r == 0 || other) {
 			atomic_store_explicit(&b->state, S_CLC, memory_order_release);
-			if (!other)
-				engine_post(REQ_SERVER, s, 0);
+			if (!other) { /* one too many is the engine's, too: here nobody waits for the Proposal that is to be declined */
+				int half = reg_begin(-1, b->paddr);
+				u32 n = half < 0 ? HALF_OPEN_NONE : (u32)half;
+				if (engine_post(REQ_SERVER, s, (u64)n << 32) < 0)
+					reg_over(n);
+			}
 		} else {
 			r = r > -R_COUNT ? -r : R_LEFT_EARLY;
 			hook_decline(s->fd, 0, (u32)r);
@@ -205,7 +210,7 @@ static void claim(struct sock *s)
 	struct block *b = s->b;
 	struct diag d;
 	u32 why = R_NO_CLIENT, lost = S_ACCEPTED;
-	int slot = -1, r;
+	int slot = -1, half = -1, r;
 
 	if (unlikely(atomic_load(&b->flags) & BF_LOST)) {
 		atomic_compare_exchange_strong(&b->state, &lost, S_CLC);
@@ -224,6 +229,8 @@ static void claim(struct sock *s)
 		why = r == -EMFILE || r == -ENFILE ? R_NO_FD : R_NO_CLIENT;
 	} else if ((slot = reg_find(d.cookie)) >= 0) {
 		r = engine_start();
+		if (r == 0)
+			r = half = reg_begin(slot, b->paddr);
 		if (r < 0) {
 			why = (u32)-r;
 			slot = -1;
@@ -237,11 +244,17 @@ static void claim(struct sock *s)
 			b->peer_cookie = d.cookie;
 			b->source = SOURCE_REGISTRY;
 			atomic_store_explicit(&b->state, S_CLC, memory_order_release);
-			engine_post(REQ_SERVER, s, (u64)slot);
+			r = engine_post(REQ_SERVER, s, (u64)slot | (u64)half << 32);
+			if (r == 0)
+				half = -1; /* the engine's */
+			else if (r == -EAGAIN) /* it is stuck: nobody would ever answer */
+				sock_broken(s, R_ENGINE, ECONNRESET);
 		} else {
 			sock_fallback(s, why, 0);
 		}
 	}
+	if (half >= 0)
+		reg_over((u32)half);
 	lk_unlock(&b->lock, nested);
 }
 

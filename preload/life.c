@@ -239,6 +239,7 @@ static void become_child(void)
 		*w = 1;
 	atomic_store(&l->forks, 0);
 	atomic_store(&l->making, 0);
+	atomic_store(&l->due, 0);
 	atomic_store(&S->engine_asleep, 0);
 	life_close(&S->wakefd);
 	life_close(&S->epfd);
@@ -322,15 +323,17 @@ static void fork_end(int began, int failed)
 static void prepare(void)
 {
 	S->life->counted = fork_begin() ? my_tid() : 0;
-	atomic_fetch_add(&S->life->forks, 1);
 	for (int i = 0; i < FORK_PATIENCE_MS; i++) {
 		if (atomic_load(&S->engine) == ENG_STARTING)
 			life_wait(&S->engine, ENG_STARTING, 1000000);
-		else if (atomic_load(&S->life->making))
-			life_wait(&S->life->making, 1, 1000000);
+		else if (atomic_load(&S->life->due)) /* a child without one stays on TCP */
+			life_wait(&S->life->due, 1, 1000000);
 		else
-			return;
+			break;
 	}
+	atomic_fetch_add(&S->life->forks, 1);
+	for (int i = 0; i < FORK_PATIENCE_MS && atomic_load(&S->life->making); i++)
+		life_wait(&S->life->making, 1, 1000000);
 }
 
 static void parent(void)

@@ -19,6 +19,7 @@ struct life {
 	_Atomic(const struct spare *) next; /* what engine_start may start; 0 = used up, no spare (yet) */
 	_Atomic u32 forks;   /* forks under way */
 	_Atomic u32 making;  /* a spare is being loaded */
+	_Atomic u32 due;     /* the engine has started, and its spare is not there yet */
 	u32 counted;	     /* the thread whose fork counted its child's holds in `prepare` */
 	_Atomic u32 sealed;  /* the program installed a seccomp filter */
 	_Atomic(u32 *) wipe; /* word in a page that a fork clears; 1 in the process that owns the state */

@@ -432,7 +432,10 @@ int engine_start(void)
 	for (int i = 0; i < START_PATIENCE_MS / 10; i++) {
 		st = ENG_COLD;
 		if (atomic_compare_exchange_strong(&S->engine, &st, ENG_STARTING)) {
+			atomic_store(&S->life->due, 1); /* first: who loads it ends this, perhaps before we are back */
 			r = start();
+			if (r)
+				atomic_store(&S->life->due, 0);
 			atomic_store(&S->engine_reason, (u32)-r);
 			atomic_store(&S->engine, r ? ENG_DEAD : ENG_READY);
 			life_wake(&S->engine);
@@ -582,6 +585,8 @@ static void *spare_maker(void *unused)
 		if (forks)
 			life_wait(&l->forks, forks, 10000000);
 	}
+	atomic_store(&l->due, 0);
+	life_wake(&l->due);
 	return unused;
 }
 
@@ -589,7 +594,9 @@ void life_make_spare(void)
 {
 	u64 mask = block_signals();
 
-	if (!atomic_load(&S->life->next))
-		thread(spare_maker, 0); /* no thread, no spare: forked children stay on TCP */
+	if (atomic_load(&S->life->next) || thread(spare_maker, 0) != 0) { /* no thread, no spare: forked children stay on TCP */
+		atomic_store(&S->life->due, 0);
+		life_wake(&S->life->due);
+	}
 	restore_signals(mask);
 }

@@ -174,8 +174,10 @@ func (p *parser) setting(n *unstable.Node) (err error) {
 		r.Profile, err = word(v, profiles)
 	case "accept":
 		r.Eager, err = word(v, accepts)
+	case "known":
+		r.Known, err = v.truth()
 	default:
-		err = p.at(where, "unknown key %q: want program, role, peer, port, use, providers, profile, accept", key)
+		err = p.at(where, "unknown key %q: want program, role, peer, port, use, providers, profile, accept, known", key)
 	}
 	return err
 }
@@ -208,6 +210,13 @@ func (v value) text() (string, error) {
 		return "", v.wrong("%q: want a word", s)
 	}
 	return s, nil
+}
+
+func (v value) truth() (bool, error) {
+	if v.n.Kind != unstable.Bool {
+		return false, v.wrong("%s: want true or false", kind(v.n))
+	}
+	return string(v.n.Data) == "true", nil
 }
 
 // list reads one value, or an array of them that is not empty.

@@ -36,6 +36,7 @@ type Rule struct {
 	Providers []string // empty: all
 	Profile   string
 	Eager     bool // negotiate at accept, not at the connection's first use
+	Known     bool // the other end speaks SMC-R even if neither the kernel hook nor the registry says so
 }
 
 // Set is a rules file: the first rule that matches decides.

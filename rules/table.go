@@ -36,6 +36,9 @@ func (s Set) Compile() []byte {
 		if r.Eager {
 			row.Eager = 1
 		}
+		if r.Known {
+			row.Known = 1
+		}
 		if r.Usable() {
 			row.SHM = 1
 		}

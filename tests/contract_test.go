@@ -1,6 +1,8 @@
 package tests
 
 import (
+	"os"
+	"strings"
 	"testing"
 
 	"libsmcr/tests/harness"
@@ -8,20 +10,25 @@ import (
 
 // Each program of tests/apps holds one contract of the socket interface and prints a transcript.
 func TestPrograms(t *testing.T) {
+	// What a server says whose client gave SMC-R up: withdrawn in the registry, or declined where both had agreed.
+	givenUp := "client-not-offering"
+	if os.Getenv("HARNESS_DISCOVERY") != "" {
+		givenUp = "peer-declined"
+	}
 	for _, c := range []struct {
 		says    string
 		program []string
 		verdict verdict
 	}{
 		{"one thread talks to its own listener", []string{"self"}, bySMC(51)},
-		{"what a client sent before it closed and exited arrives", []string{"early"}, plain("left-early", "early-data", "client-not-offering")},
+		{"what a client sent before it closed and exited arrives", []string{"early"}, plain("left-early", "early-data", givenUp)},
 		{"half close and reset and broken pipe look as over TCP", []string{"shutdown"}, bySMC(40)},
 		{"the flags of send and recv mean what they mean", []string{"flags"}, bySMC(100000)},
 		{"vectors and messages and files and pipes move bytes", []string{"vectors"}, bySMC(9 << 20)},
 		{"a call moves as much as it must and no more", []string{"amounts"}, bySMC(1 << 30)},
 		{"time limits and signals end the calls that they must end", []string{"waiting"}, bySMC(8)},
-		{"connect and accept behave in every mode", []string{"connecting"}, either("peer-not-offering", "client-not-offering")},
-		{"what happened to a socket before its connect counts after it", []string{"before", "known"}, either("left-early", "client-not-offering")},
+		{"connect and accept behave in every mode", []string{"connecting"}, either("peer-not-offering", "epoll-before-connect", "client-not-offering")},
+		{"what happened to a socket before its connect counts after it", []string{"before", "known"}, either("left-early", givenUp)},
 		{"a socket whose registrations are not known for sure stays plain", []string{"before", "unsure"}, func(t *testing.T, sum harness.Counts) {
 			if n := sum.Fallbacks["epoll-before-connect"]; n < 7 || n > 8 { // the server may have claimed the one whose set is another
 				t.Errorf("%d connections stayed plain for their registration, want 8, or 7", n)
@@ -47,6 +54,18 @@ func TestPrograms(t *testing.T) {
 			sameAsNative(t, c.verdict, run(c.program...))
 		})
 	}
+}
+
+// What a rule knows of a peer needs no hook and no registry; who cannot negotiate then declines.
+func TestProgramsMeetByARule(t *testing.T) {
+	t.Setenv("HARNESS_DISCOVERY", "rules")
+	t.Setenv("HARNESS_RULES", `rule = [{use = "smc", known = true}]`)
+	for _, program := range [][]string{{"self"}, {"connecting"}, {"before", "known"}, {"before", "unsure"}, {"forks"}, {"shutdown"}, {"epoll"}} {
+		t.Run(strings.Join(program, " "), func(t *testing.T) {
+			sameAsNative(t, either("left-early", "peer-declined"), run(program...))
+		})
+	}
+	t.Run("early", func(t *testing.T) { sameAsNative(t, plain("left-early", "early-data", "peer-declined"), run("early")) })
 }
 
 // run is the scenario of one program that has both ends in it.

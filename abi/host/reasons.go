@@ -32,6 +32,7 @@ const (
 	ReasonRule        Reason = 26
 	ReasonRulesBad    Reason = 27
 	ReasonNotSmc      Reason = 28
+	ReasonHalfOpen    Reason = 29
 )
 
 var reasonWords = [...]string{
@@ -64,4 +65,5 @@ var reasonWords = [...]string{
 	26: "rule",
 	27: "bad-rules-file",
 	28: "peer-not-smc",
+	29: "half-open",
 }

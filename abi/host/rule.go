@@ -66,7 +66,7 @@ type Rule struct {
 	SHM     uint8                `c:"shm"` // the rule allows provider shm
 	Family  uint16               `c:"family"`
 	Bits    uint8                `c:"bits"`
-	_       uint8                // of the alignment
+	Known   uint8                `c:"known"` // SourceRules: the other end is known to speak SMC-R
 	First   uint16               `c:"first"`
 	Last    uint16               `c:"last"`
 	Line    uint32               `c:"line"`

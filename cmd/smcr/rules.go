@@ -175,6 +175,7 @@ type explanation struct {
 	Carrier string   `json:"carrier"` // smc, where the other end can; or tcp
 	Why     string   `json:"why"`
 	Accept  string   `json:"accept"`
+	Known   bool     `json:"known"`
 	Passed  []passed `json:"passed"` // the rules before it
 }
 
@@ -264,6 +265,7 @@ func explain(name string, set rules.Set, bad error, q rules.Query, mode string) 
 	if r.Eager {
 		e.Accept = "eager"
 	}
+	e.Known = r.Known
 	if use == host.UseTCP {
 		e.Carrier = "tcp"
 	} else if !r.Usable() {
@@ -290,6 +292,9 @@ func (e explanation) writeText(w io.Writer) {
 	fmt.Fprintf(w, "%s: %s\n  %s\n", where, says, e.Why)
 	if e.Role == "server" && e.Accept == "eager" {
 		fmt.Fprintln(w, "  it is negotiated at accept")
+	}
+	if e.Known && e.Carrier == "smc" {
+		fmt.Fprintln(w, "  the other end is known to speak SMC-R, whatever the kernel hook and the registry say")
 	}
 	for _, p := range e.Passed {
 		fmt.Fprintf(w, "  not line %d: %s\n", p.Line, p.Why)

@@ -272,7 +272,7 @@ static ssize_t x_recv(int fd, void *p, size_t n)
 }
 
 /* With what the engine at the other end does about it. */
-static void x_shut(int fd)
+static inline void x_shut(int fd)
 {
 	struct sock *s = kind_of(fd) == FD_SOCK ? x_sock(fd) : 0;
 
@@ -304,7 +304,7 @@ static void x_close(int fd)
 }
 
 /* Both ends, and their memory. */
-static void x_done(int fd[2])
+static inline void x_done(int fd[2])
 {
 	struct sock *a = kind_of(fd[0]) == FD_SOCK ? x_sock(fd[0]) : 0;
 
@@ -363,7 +363,7 @@ static inline void left_by_cancel(void *p)
 static char trace[65536];
 static size_t traced;
 
-static void note(const char *f, ...)
+static inline void note(const char *f, ...)
 {
 	va_list ap;
 
@@ -375,7 +375,7 @@ static void note(const char *f, ...)
 
 /* Runs f natively and with sockets of ours; what it notes must be the same. The kernel's ACKs are not always in
  * time on a busy machine, so a difference counts when it comes back. */
-static void same(const char *what, void (*f)(int ours, int a, int b, int c), int a, int b, int c)
+static inline void same(const char *what, void (*f)(int ours, int a, int b, int c), int a, int b, int c)
 {
 	static char native[sizeof trace];
 

@@ -202,6 +202,12 @@ static void refused(void *want)
 	count_tcp(R_NO_LISTENER);
 }
 
+static void unusable(void *want)
+{
+	fresh_shim();
+	CHECK(reg_ready() == (int)(intptr_t)want);
+}
+
 static void too_big(void *arg)
 {
 	(void)arg;
@@ -241,6 +247,79 @@ static void directories(void)
 	CHECK(mkdir(run, 0700) == 0);
 	reap(child(too_big, 0));
 	clean();
+}
+
+/* The table itself: who may write it speaks in our name. */
+static void forged(void)
+{
+	void *want = (void *)(intptr_t)-R_REGISTRY;
+	char path[80], other[80];
+
+	snprintf(path, sizeof path, "%s/registry", run);
+	snprintf(other, sizeof other, "%s.table", run);
+	fresh_shim();
+	CHECK(reg_ready() == 0);
+	static const mode_t open_to[] = {0604, 0640, 0620, 0602};
+	for (unsigned i = 0; i < sizeof open_to / sizeof *open_to; i++) {
+		CHECK(chmod(path, open_to[i]) == 0);
+		reap(child(unusable, want));
+	}
+	CHECK(chmod(path, 0600) == 0);
+	if (geteuid() == 0) {
+		CHECK(chown(path, 12345, 12345) == 0);
+		reap(child(unusable, want));
+		CHECK(chown(path, 0, 0) == 0);
+	}
+	CHECK(rename(path, other) == 0 && symlink(other, path) == 0);
+	reap(child(unusable, want));
+	CHECK(unlink(path) == 0 && rename(other, path) == 0);
+	/* An entry that says another user made it, as one would that came by a hole: it is nobody's. */
+	int l = listening("127.0.0.1", 0, 0, 0), port = port_of(l), fd = socket(AF_INET, SOCK_STREAM, 0);
+	u64 c;
+	CHECK(reg_listen(l) == 0 && lookup("127.0.0.1", port) == 0);
+	struct listener *e = listener_find(tab(), (u16)port, sockopt_u64(l, SO_COOKIE));
+	e->uid++;
+	CHECK(lookup("127.0.0.1", port) == -R_NO_LISTENER);
+	e->uid--;
+	/* A number of a process that was used again: the entry is not that process's. */
+	CHECK(lookup("127.0.0.1", port) == 0);
+	int n = reg_offer(fd, &c);
+	CHECK(n >= 0 && reg_find(c) == n);
+	tab()->o[n].uid++;
+	CHECK(reg_find(c) == -1);
+	tab()->own[n] = (u64)S->reg->pidns << 32 | (u32)getppid();
+	tab()->o[n].start = 1;
+	sweep_tables(S->reg);
+	CHECK(!tab()->own[n] && !tab()->state[n]);
+	close(fd);
+	closed(l);
+	CHECK(taken() == 0);
+	reg_exit();
+	clean();
+}
+
+/* What a busy server and its clients do to the tables, and that nothing stays there: this counts, REGISTRY_TEST_LONG=20 tells how
+ * fast. */
+static void many(void)
+{
+	int total = 10000 * scale, done = 0;
+	i64 t = now_ns();
+
+	for (int i = 0; i < total; i++) {
+		int l = listening("127.0.0.1", 0, 0, 1), port = port_of(l), fd = socket(AF_INET, SOCK_STREAM, 0), half;
+		u64 c;
+		CHECK(reg_listen(l) == 0 && lookup("127.0.0.1", port) == 0);
+		int n = reg_offer(fd, &c);
+		CHECK(n >= 0 && reg_find(c) == n && (half = reg_begin(n, 0)) >= 0 && reg_claim(n, c));
+		reg_over((u32)half);
+		reg_done(n, c);
+		close(fd);
+		closed(l);
+		CHECK(lookup("127.0.0.1", port) == -R_NO_LISTENER);
+		done++;
+	}
+	CHECK(done == total && taken() == 0);
+	printf("%d listeners and connections: %ld per second\n", total, (long)(total * 1000000000ll / (now_ns() - t)));
 }
 
 /* ---- made by several at once ---- */
@@ -477,6 +556,35 @@ static void offers_test(void)
 		reg_set_gid(bad[i], c, gid);
 	}
 	CHECK(reg_find(0) == -1 && taken() == 0);
+	/* Handshakes under way with one process; another one's do not count. */
+	n = reg_offer(fd, &c);
+	int half = reg_begin(n, 0), next;
+	CHECK(half >= 0 && half < HALF_OPEN_PEERS && reg_begin(OFFERS, 0) == -R_REGISTRY);
+	for (u32 i = 1; i < HALF_OPEN_MAX; i++)
+		CHECK(reg_begin(n, 0) == half);
+	for (int i = 0; i < 3; i++)
+		CHECK(reg_begin(n, 0) == -R_HALF_OPEN);
+	reg_over((u32)half);
+	CHECK(reg_begin(n, 0) == half && reg_begin(n, 0) == -R_HALF_OPEN);
+	tab()->own[n] ^= 1;
+	CHECK((next = reg_begin(n, 0)) >= 0 && next != half);
+	tab()->own[n] ^= 1;
+	reg_over((u32)next);
+	int hosts = 0; /* one of them may have the same hash */
+	for (u8 host = 1; host < 4; host++) {
+		u8 at[16] = {10, 0, 0, host};
+		if ((next = reg_begin(-1, at)) >= 0) {
+			hosts++;
+			reg_over((u32)next);
+		}
+	}
+	CHECK(hosts >= 2);
+	for (u32 i = 0; i < HALF_OPEN_MAX; i++)
+		reg_over((u32)half);
+	reg_over(HALF_OPEN_PEERS);
+	for (int i = 0; i < HALF_OPEN_PEERS; i++)
+		CHECK(!S->half_open[i]);
+	reg_done(n, c);
 	/* Full: an error, and room again afterwards. */
 	int slot;
 	u32 b = bucket_of(c) & ~(u32)(2 * BUCKET - 1);
@@ -954,8 +1062,10 @@ int main(void)
 	snprintf(dir, sizeof dir, "/dev/shm/smcr-test-%d", getpid());
 	use_dir(dir);
 	directories();
+	forged();
 	born_together();
 	CHECK(reg_ready() == 0);
+	many();
 	addresses();
 	haste();
 	thousand();

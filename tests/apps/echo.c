@@ -4,7 +4,7 @@
  * echo hold PORT CONNECTIONS TEXT            a client that sends TEXT on each, reads as much, prints "holding", stays until a signal
  * Options: port=N  reuseport  first (the server speaks first)  fd=N (an inherited listener)  piece=BYTES
  *          heir=exec|fork (a plain process, without the library, gets the listener: instead of us, or beside us)
- *          poll (the client polls before it receives)
+ *          poll (the client polls before it receives)  defer (TCP_DEFER_ACCEPT, set once the server listens)
  *          limit=memory|processes|files|size|filter (before the first connection)
  */
 #include "app.h"
@@ -14,7 +14,7 @@
 
 enum { MOST = 4096 };
 static char buf[1 << 16];
-static int wanted_port, reuseport, first, polls, fd_given = -1, piece = 4096;
+static int wanted_port, reuseport, first, polls, defer, fd_given = -1, piece = 4096;
 
 static void exhaust_files(int leave)
 {
@@ -72,6 +72,8 @@ static void serve(const char *limited, const char *heir)
 	int n = 1, l = fd_given >= 0 ? fd_given : listening(wanted_port, reuseport);
 	if (heir)
 		bequeath(l, heir);
+	if (defer)
+		must(setsockopt(l, IPPROTO_TCP, TCP_DEFER_ACCEPT, &defer, sizeof defer));
 	printf("port %d\n", port_of(l));
 	fflush(stdout);
 	if (limited)
@@ -148,6 +150,8 @@ int main(int argc, char **argv)
 			first = 1;
 		else if (!strcmp(argv[i], "poll"))
 			polls = 1;
+		else if (!strcmp(argv[i], "defer"))
+			defer = 5;
 		else if (!strncmp(argv[i], "limit=", 6))
 			limited = argv[i] + 6;
 		else if (!strncmp(argv[i], "heir=", 5))

@@ -80,7 +80,7 @@ func (w *World) environment(uid int) []string {
 	if w.Mode == SMC {
 		env = append(env, "SMCR_RUN_DIR="+w.runDir(uid), "SMCR_ADAPT=0") // what a test connects goes over SMC-R, however short
 		if sources := os.Getenv("HARNESS_DISCOVERY"); sources != "" {    // the tests of the kernel hook run the others once more
-			env = append(env, "SMCR_DISCOVERY="+sources)
+			env = append(env, "SMCR_DISCOVERY="+sources, "SMCR_RULES="+os.Getenv("HARNESS_RULES"))
 		}
 		if level := os.Getenv("SMCR_LOG_LEVEL"); level != "" { // for looking into a failure
 			env = append(env, "SMCR_LOG_LEVEL="+level, "SMCR_LOG="+os.Getenv("SMCR_LOG"))

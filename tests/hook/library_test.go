@@ -20,15 +20,15 @@ import (
 // registry, and SMC-R carries its connections.
 func TestProgramsMeetByTheOption(t *testing.T) {
 	hooked(t)
-	// Who is given a connection that both ends have agreed upon, and cannot negotiate, declines: TestGivenAway.
-	programs(t, "TestPrograms", "given_away")
+	// Who is given a connection that both ends have agreed upon, and cannot negotiate, declines.
+	programs(t, "^TestPrograms$", "given_away")
 }
 
 // The SYN-ACK comes late: non-blocking connects return long before it is known whether the peer offers.
 func TestTheVerdictComesLate(t *testing.T) {
 	hooked(t)
 	late(t)
-	programs(t, "TestPrograms/(connect_and|what_happened|a_socket_whose|time_limits|streams)", "nothing")
+	programs(t, "^TestPrograms$/(connect_and|what_happened|a_socket_whose|time_limits|streams)", "nothing")
 }
 
 // A child that was forked while its parent connects closes what it does not need, as before an exec.

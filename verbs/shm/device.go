@@ -15,6 +15,7 @@ type Datagram struct {
 	Type uint32
 	Body []byte // valid during the call only
 	From roce.GID
+	UID  int   // of who sent it, -1 if the kernel does not say
 	FDs  []int // belong to the callee, who closes them
 }
 
@@ -70,6 +71,9 @@ func New(cfg Config) (*Device, error) {
 	r, err := random()
 	if err != nil {
 		return nil, err
+	}
+	if err := unix.SetsockoptInt(cfg.FD, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+		return nil, fmt.Errorf("shm: SO_PASSCRED: %w", err)
 	}
 	return &Device{
 		cfg:    cfg,
@@ -291,7 +295,7 @@ func (d *Device) receive(r received) {
 		}
 	default:
 		if d.cfg.Foreign != nil {
-			d.cfg.Foreign(Datagram{typ, body, r.from, r.fds})
+			d.cfg.Foreign(Datagram{typ, body, r.from, r.uid, r.fds})
 			return
 		}
 	}

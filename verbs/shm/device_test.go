@@ -546,7 +546,7 @@ func TestForeignDatagramsKeepTheirDescriptors(t *testing.T) {
 	}
 	unix.Close(null)
 	b.Poll()
-	if len(got) != 1 || got[0].Type != 2 || string(got[0].Body) != "sixteen bytes + four" || got[0].From != a.cfg.GID || len(got[0].FDs) != 1 {
+	if len(got) != 1 || got[0].Type != 2 || string(got[0].Body) != "sixteen bytes + four" || got[0].From != a.cfg.GID || got[0].UID != unix.Getuid() || len(got[0].FDs) != 1 {
 		t.Fatalf("%+v", got)
 	}
 	if fl, err := unix.FcntlInt(uintptr(got[0].FDs[0]), unix.F_GETFD, 0); err != nil || fl&unix.FD_CLOEXEC == 0 {

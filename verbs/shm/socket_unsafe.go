@@ -14,7 +14,8 @@ import (
 const (
 	nameLen   = 2 + 1 + len(roce.GID{}) // family, NUL, name
 	maxFDs    = 4                       // a BELL has two
-	oobSize   = unix.SizeofCmsghdr + 4*maxFDs
+	credSize  = unix.SizeofCmsghdr + (unix.SizeofUcred+7)&^7
+	oobSize   = credSize + unix.SizeofCmsghdr + 4*maxFDs
 	sendFlags = unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL
 	recvFlags = unix.MSG_DONTWAIT | unix.MSG_CMSG_CLOEXEC
 )
@@ -75,6 +76,7 @@ type received struct {
 	from roce.GID
 	ok   bool // sent by a socket with a name like ours, and nothing was cut off
 	fds  []int
+	uid  int // of the sender, as the kernel says; -1 = it does not
 }
 
 // recvFrom takes one datagram off the socket; EAGAIN if there is none.
@@ -97,7 +99,8 @@ func recvFrom(fd int, buf []byte) (received, error) {
 		n = r
 		break
 	}
-	r := received{b: buf[:n], fds: rights(oob[:h.Controllen])}
+	r := received{b: buf[:n]}
+	r.fds, r.uid = control(oob[:h.Controllen])
 	r.ok = h.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) == 0 &&
 		h.Namelen == uint32(nameLen) && a.Family == unix.AF_UNIX && a.Path[0] == 0
 	if r.ok {
@@ -108,20 +111,22 @@ func recvFrom(fd int, buf []byte) (received, error) {
 	return r, nil
 }
 
-// rights returns the descriptors in control data that the kernel wrote.
-func rights(oob []byte) (fds []int) {
+// control returns what control data that the kernel wrote say: descriptors, and whose process sent them.
+func control(oob []byte) (fds []int, uid int) {
+	uid = -1
 	if len(oob) == 0 {
-		return nil
+		return nil, uid
 	}
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return nil
+		return nil, uid
 	}
 	for i := range msgs {
-		got, err := unix.ParseUnixRights(&msgs[i])
-		if err == nil {
+		if got, err := unix.ParseUnixRights(&msgs[i]); err == nil {
 			fds = append(fds, got...)
+		} else if c, err := unix.ParseUnixCredentials(&msgs[i]); err == nil {
+			uid = int(c.Uid)
 		}
 	}
-	return fds
+	return fds, uid
 }

@@ -133,7 +133,7 @@ static void accepted(int listener, int fd)
 		long probe = sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
 		if (probe >= 0)
 			sys(SYS_close, probe);
-		count_tcp(probe == -EMFILE ? R_NO_FD : R_MEMORY);
+		count_tcp(probe == -EMFILE ? R_NO_FD : reg_ready() < 0 ? R_REGISTRY : R_MEMORY);
 		return;
 	}
 	if (v.use == USE_REQUIRE)
@@ -330,7 +330,7 @@ int conn_agreed(int fd, u32 source, int must)
 		r = engine_start();
 	struct sock *s = (r == 0 || theirs) && sock_new(fd, 0, theirs ? S_ACCEPTED : S_CLC) ? sock_get(fd, 0) : 0;
 	if (!s) {
-		r = r < 0 ? -r : R_MEMORY;
+		r = r < 0 ? -r : reg_ready() < 0 ? R_REGISTRY : R_MEMORY;
 		hook_decline(fd, 1, (u32)r);
 		plain(fd, (u32)r);
 		early_over(fd);
@@ -432,7 +432,6 @@ static int disconnect(struct sock *s, int fd, const struct sockaddr *sa, socklen
 	sock_leave(s, R_LEFT_EARLY);
 	sock_hand_back(s); /* first: the engine shall not see, and take, the error that this leaves for the program */
 	sock_put(s);
-	hook_withdraw(fd);
 	errno = before;
 	int r = S->real->connect(fd, sa, len);
 	if (r == 0 && kind_of(fd) == FD_PLAIN) {
@@ -472,7 +471,7 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		if (s)
 			return disconnect(s, fd, sa, len);
 	}
-	if (unlikely(kind_of(fd) == FD_ASKED) && !borrowed())
+	if (unlikely(kind_of(fd) == FD_ASKED) && !borrowed() && hook_look(fd) == FD_ASKED)
 		return again(fd, sa, len);
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0;
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
@@ -485,6 +484,8 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	/* What was noted before the connect stays until it is decided. */
 	int noted = on && ((marked && asked(fd, slot, cookie, must)) || (slot < 0 && v.known && known(fd, r == 0, must)));
 
+	if (marked && !on)
+		hook_withdraw(fd);
 	if (slot >= 0 && !noted) {
 		if (on) {
 			int bad = offered(fd, slot, cookie, to, must);

@@ -262,6 +262,11 @@ func (c *conn) agreedClient() {
 	}
 }
 
+func (c *conn) onThisHost() bool {
+	var d C.struct_diag
+	return C.diag_mirror(c.s.fd, &d) == 0
+}
+
 // unaccepted reports whether the server is on this host and its program has not accepted the connection.
 func (c *conn) unaccepted() bool {
 	var d C.struct_diag
@@ -539,12 +544,15 @@ func (c *conn) timeout() {
 		}
 		c.agreedClient()
 	case phaseCLC:
-		if c.isAgreed() && c.late {
+		switch {
+		case c.isAgreed() && (c.late || !c.settling) && c.onThisHost():
+			// It is stopped or has no processor, and TCP would wait for it: localTimeouts are enough.
+		case c.isAgreed() && c.late:
 			c.ec.EOF(c.l.now)
-			return
+		default:
+			c.late = true
+			c.decline()
 		}
-		c.late = true
-		c.decline()
 	case phaseActive:
 		C.sock_half(c.s)
 		c.halfAgain()

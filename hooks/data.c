@@ -495,8 +495,14 @@ int h_sendmmsg(int fd, struct mmsghdr *v, unsigned n, int flags)
 {
 	unsigned i = 0;
 
-	if (pass(fd) || wild(v, 0))
+	if (wild(v, 0))
 		return S->real->sendmmsg(fd, v, n, flags);
+	if (pass(fd)) {
+		for (; i < n && i < IOV_LIMIT; i++)
+			if (unlikely(v[i].msg_hdr.msg_control && v[i].msg_hdr.msg_controllen))
+				hand_over(&v[i].msg_hdr);
+		return S->real->sendmmsg(fd, v, n, flags);
+	}
 	for (; i < n && i < IOV_LIMIT; i++) {
 		ssize_t r = h_sendmsg(fd, &v[i].msg_hdr, flags);
 		if (r < 0)

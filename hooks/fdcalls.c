@@ -66,7 +66,8 @@ static void early_gone(int fd)
  * connection that nobody used yet is the business of whoever keeps it. 1 = the kernel's socket is to be reset. */
 static int decide(int fd)
 {
-	struct sock *s = sock_get(fd, 1);
+	int theirs = kind_of(fd) == FD_ASKED && (atomic_load(&S->fd_early[fd]) & EARLY_THEIRS);
+	struct sock *s = theirs ? 0 : sock_get(fd, 1);
 	int reset = 0;
 
 	if (!s)

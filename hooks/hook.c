@@ -33,8 +33,12 @@ static int set_option(int fd, int name, const void *value, socklen_t len)
 	long r = atomic_load_explicit(&S->hook, memory_order_relaxed) == HOOK_ABSENT ? -ENOPROTOOPT
 										 : sys(SYS_setsockopt, fd, SOL_SMCR, name, value, len);
 
-	if (r == -ENOPROTOOPT) /* asked for a TCP socket: so nobody knows the level */
-		atomic_store(&S->hook, HOOK_ABSENT);
+	u32 unasked = HOOK_UNASKED;
+
+	/* Asked for a TCP socket: so nobody knows the level, at this socket's cgroup. Where others of the process have been
+	 * marked, they are still asked for what came of it. */
+	if (r == -ENOPROTOOPT)
+		atomic_compare_exchange_strong(&S->hook, &unasked, HOOK_ABSENT);
 	else if (r == 0)
 		atomic_store(&S->hook, HOOK_THERE);
 	return (int)r;
@@ -144,10 +148,18 @@ void hook_look_all(void)
 
 	atomic_store(&S->asked, 0);
 	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++)
-		if (kind_of((int)fd) == FD_ASKED)
+		if (kind_of((int)fd) == FD_ASKED && !(atomic_load(&S->fd_early[fd]) & EARLY_THEIRS))
 			left |= hook_look((int)fd) == FD_ASKED;
 	if (left)
 		atomic_store(&S->asked, 1);
+}
+
+void hook_forked(void)
+{
+	for (u32 fd = 0, top = atomic_load(&S->fd_top); atomic_load(&S->asked) && fd < top && fd < FD_MAX; fd++)
+		if (kind_of((int)fd) == FD_ASKED)
+			atomic_fetch_or(&S->fd_early[fd], EARLY_THEIRS);
+	atomic_store(&S->ask_lk.w, 0);
 }
 
 int hook_wait(int fd, int flags)

@@ -476,6 +476,7 @@ extern struct shim *smcr_shim HIDDEN;
 #define EARLY_UNSURE 16u /*  or not */
 #define EARLY_AGREED 64u /* FD_ASKED: a rule says that the peer speaks SMC-R */
 #define EARLY_OUT 32u	 /* an option that the kernel does not tell keeps it from SMC-R */
+#define EARLY_THEIRS 64u /* FD_ASKED in a forked child: its parent's, unless the child moves bytes on it */
 
 enum smcr_mode { MODE_AUTO, MODE_OFF, MODE_REQUIRE };
 enum smcr_profile { PROFILE_BALANCED, PROFILE_SAFE, PROFILE_LATENCY };
@@ -582,6 +583,7 @@ void sock_leave(struct sock *s, u32 reason) HIDDEN; /* not established yet: give
 void sock_agreed(struct sock *s, u32 source) HIDDEN; /* right after sock_new */
 void sock_hand_back(struct sock *s) HIDDEN; /* TCP's connection is over: the kernel's socket shows the rest natively */
 void tcp_reset(int fd) HIDDEN;
+void abandon_all(void) HIDDEN;		 /* after it, before exit */
 void settle_all(void) HIDDEN;		 /* before fork, exec, exit */
 void sock_tcp_event(struct sock *s, u32 events) HIDDEN; /* EPOLL* of the TCP fd of an established connection */
 
@@ -656,6 +658,7 @@ void hook_decided(int fd, u32 state) HIDDEN; /* who took it: S_ACTIVE or S_TCP i
 /* FD_ASKED: what it is by now: FD_ASKED still, FD_SOCK or FD_PLAIN. */
 int hook_look(int fd) HIDDEN;
 void hook_look_all(void) HIDDEN;
+void hook_forked(void) HIDDEN;
 /* For a call that moves bytes: waits as the socket does. 0 = it is no longer FD_ASKED; -EAGAIN, -EINTR. flags: MSG_DONTWAIT. */
 int hook_wait(int fd, int flags) HIDDEN;
 /* Agreed, and we cannot: says so to the peer, as server once its Proposal is off the stream, bounded; or resets. For

@@ -627,6 +627,19 @@ void settle_all(void)
 		}
 }
 
+/* What was written and can go nowhere any more: the peer sees a reset, and not the end of a stream that lacks its end. */
+void abandon_all(void)
+{
+	for (u32 i = 1, top = atomic_load(&S->sock_top); i < top && i < SOCK_MAX; i++) {
+		struct sock *s = &S->sock[i];
+		if (!atomic_load(&s->refs) || !s->b || state_of(s) != S_CLC || !(s = sock_at(i, s->gen)))
+			continue;
+		if (state_of(s) == S_CLC && atomic_load(&s->b->stage_len) && atomic_load(&s->b->procs) == 1 && s->fd >= 0)
+			tcp_reset(s->fd);
+		sock_drop(s);
+	}
+}
+
 /* Does a thread or a bell of this side wait to write? */
 int sock_waits(struct sock *s)
 {

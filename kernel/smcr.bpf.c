@@ -59,6 +59,7 @@ struct mark {
 	__u32 offer;
 	__u32 verdict;
 	__u32 calls; /* callbacks that were off before us */
+	__u8 asks;   /* the connect under way offers */
 	__u8 sent;   /* our SYN carried the option */
 	__u8 saves;  /* the program itself saves SYNs */
 	__u64 word;
@@ -148,9 +149,9 @@ static __always_inline void reserve(struct bpf_sock_ops *s)
 		return;
 	}
 	m = mark_of(s->sk);
-	if (m && m->offer) {
+	if (m && m->asks) {
 		if (s->skb_len)
-			m->offer = 0; /* TCP Fast Open: bytes of the program are on their way */
+			m->asks = 0; /* TCP Fast Open: bytes of the program are on their way */
 		else
 			bpf_reserve_hdr_opt(s, sizeof(struct option), 0);
 	}
@@ -169,7 +170,7 @@ static __always_inline void write(struct bpf_sock_ops *s)
 		return;
 	}
 	m = mark_of(s->sk);
-	if (m && m->offer && bpf_store_hdr_opt(s, &o, sizeof o, 0) == 0)
+	if (m && m->asks && bpf_store_hdr_opt(s, &o, sizeof o, 0) == 0)
 		m->sent = 1;
 }
 
@@ -196,6 +197,7 @@ static __always_inline void listening(struct bpf_sock_ops *s)
 		m->offer = 0;
 }
 
+/* An offer is for one connect: whoever connects the socket next, after this failed or ended, may not know of it. */
 static __always_inline void connecting(struct bpf_sock_ops *s)
 {
 	struct mark *m = mark_of(s->sk);
@@ -204,8 +206,20 @@ static __always_inline void connecting(struct bpf_sock_ops *s)
 		return;
 	m->verdict = SMCR_UNKNOWN;
 	m->sent = 0;
-	if (m->offer)
+	m->asks = m->offer;
+	m->offer = 0;
+	if (m->asks)
 		call(s, m, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+}
+
+static __always_inline void unlisten(struct bpf_sock_ops *s)
+{
+	struct mark *m = mark_of(s->sk);
+	__u64 cookie = bpf_get_socket_cookie(s);
+
+	bpf_map_delete_elem(&listeners, &cookie);
+	if (m)
+		m->offer = 0;
 }
 
 static __always_inline void connected(struct bpf_sock_ops *s)
@@ -214,7 +228,7 @@ static __always_inline void connected(struct bpf_sock_ops *s)
 
 	if (!m)
 		return;
-	m->verdict = !m->offer ? SMCR_UNKNOWN : m->sent && has_option(s, 0) ? SMCR_YES : SMCR_NO;
+	m->verdict = !m->asks ? SMCR_UNKNOWN : m->sent && has_option(s, 0) ? SMCR_YES : SMCR_NO;
 	uncall(s, m);
 }
 
@@ -228,12 +242,16 @@ static __always_inline void accepted(struct bpf_sock_ops *s)
 	cookie = bpf_get_socket_cookie(s);
 	m->word = 0;
 	m->verdict = SMCR_UNKNOWN;
-	if (m->offer) {
+	if (m->asks) {
+		m->verdict = SMCR_NO; /* simultaneous open */
+	} else if (m->offer) {
 		/* By TCP Fast Open it is the SYN that makes the socket, and the SYN-ACK has no option. */
 		int yes = !(s->skb_tcp_flags & SYN) && has_option(s, BPF_LOAD_HDR_OPT_TCP_SYN) &&
 			  !bpf_map_lookup_elem(&refused, &cookie);
 		m->verdict = yes ? SMCR_YES : SMCR_NO;
 	}
+	m->asks = 0;
+	m->offer = 0;
 	bpf_map_delete_elem(&refused, &cookie);
 	uncall(s, m);
 }
@@ -261,10 +279,8 @@ int smcr_tcp(struct bpf_sock_ops *s)
 		accepted(s);
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
-		if (s->args[0] == BPF_TCP_LISTEN) {
-			__u64 cookie = bpf_get_socket_cookie(s);
-			bpf_map_delete_elem(&listeners, &cookie);
-		}
+		if (s->args[0] == BPF_TCP_LISTEN)
+			unlisten(s);
 	}
 	return 1;
 }

@@ -18,9 +18,10 @@ type smcrMark struct {
 	Offer   uint32
 	Verdict uint32
 	Calls   uint32
+	Asks    uint8
 	Sent    uint8
 	Saves   uint8
-	_       [2]byte
+	_       [1]byte
 	Word    uint64
 }
 

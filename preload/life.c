@@ -269,7 +269,7 @@ static void become_child(void)
 		epoll_forked();
 	}
 	atomic_store(&S->early_lk.w, 0);
-	atomic_store(&S->ask_lk.w, 0);
+	hook_forked();
 	bell_forked();
 	if (l->report && S->mode != MODE_OFF)
 		reg_ready();
@@ -563,6 +563,7 @@ BOOT static void gone(void)
 	settle();
 	if (!S->reg || !life_mine())
 		return;
+	abandon_all();
 	map_leave(1);
 	if (S->proc)
 		reg_exit();

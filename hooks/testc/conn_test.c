@@ -1,4 +1,5 @@
 /* conn.c: what connect returns, and what becomes of the offer. build: conn.c */
+#define COUNTS_MARKS
 #include "../../preload/real.h"
 #include "../../kernel/smcr.h"
 #include "../registry.h"
@@ -14,7 +15,7 @@
 
 static struct sock *one;
 static struct block block;
-static int made, posted, withdrawn, reset;
+static int made, posted, withdrawn, reset, hook, marked;
 
 static u32 plain_reason;
 void count_tcp(u32 reason) { plain_reason = reason; }
@@ -37,8 +38,9 @@ void fd_closed(int fd) { (void)fd; }
 int fd_dup(int from, int to) { return (void)from, (void)to, 0; }
 void fd_seen(int fd) { (void)fd; }
 void hook_decline(int fd, int client, u32 reason) { (void)fd, (void)client, (void)reason; }
-int hook_offer(int fd) { return (void)fd, -ENOPROTOOPT; }
+int hook_offer(int fd) { return (void)fd, marked = hook, hook ? 0 : -ENOPROTOOPT; }
 int hook_take(int fd) { return (void)fd, -ENOPROTOOPT; }
+void hook_withdraw(int fd) { (void)fd, marked = 0; }
 int hook_verdict(int fd) { return (void)fd, SMCR_UNKNOWN; }
 int lane_wait(struct sock *s, int dir, i64 until) { return (void)s, (void)dir, (void)until, 0; }
 void reg_done(int slot, u64 cookie) { CHECK(slot == 5 && cookie == 99); }
@@ -79,7 +81,8 @@ static int kernel_connect(int fd, const struct sockaddr *sa, socklen_t len)
 }
 static struct real libc = {.connect = kernel_connect};
 
-/* Whoever connects while the server claims must not become plain: his bytes would be taken for CLC. */
+/* Whoever connects while the server claims must not become plain: his bytes would be taken for CLC. A socket that was not
+ * connected shall not offer for its next connect, which may be one that a rule keeps plain. */
 static void answers(void)
 {
 	static const struct { int error, goes_on; } how[] = {{0, 1}, {EINPROGRESS, 1}, {EINTR, 1}, {ECONNREFUSED, 0}, {ETIMEDOUT, 0}};
@@ -91,7 +94,8 @@ static void answers(void)
 		answer = how[i].error;
 		errno = 0;
 		CHECK(h_connect(fd, (void *)&to, sizeof to) == (answer ? -1 : 0) && errno == answer);
-		CHECK(made == how[i].goes_on && posted == made && withdrawn == !made && !reset, "errno %d: %d %d", answer, made, withdrawn);
+		CHECK(marked == (hook && how[i].goes_on), "errno %d: marked %d", answer, marked);
+		CHECK(made == how[i].goes_on && posted == made && withdrawn == (hook || !made) && !reset, "errno %d: %d %d", answer, made, withdrawn);
 		atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
 		close(fd);
 	}
@@ -123,5 +127,7 @@ int main(void)
 	one->b = &block;
 	answers();
 	protected();
+	hook = 1;
+	answers();
 	return 0;
 }

@@ -3,6 +3,7 @@ package hook
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+
+	"libsmcr/tests/harness"
 )
 
 // Programs under the library that find each other by the option alone. Each of tests/apps holds the same contract as with the
@@ -26,6 +29,34 @@ func TestTheVerdictComesLate(t *testing.T) {
 	hooked(t)
 	late(t)
 	programs(t, "^TestPrograms$/(connect_and|what_happened|a_socket_whose|time_limits|streams)", "nothing")
+}
+
+// A child that was forked while its parent connects closes what it does not need, as before an exec.
+func TestAForkedChildDoesNotTakeWhatItsParentConnects(t *testing.T) {
+	hooked(t)
+	late(t)
+	const forks = `
+import os, select, socket, sys
+c = socket.socket()
+c.setblocking(False)
+c.connect_ex((sys.argv[1], int(sys.argv[2])))
+if os.fork() == 0:
+    e = select.epoll()
+    for i in range(20): e.poll(0.1)
+    os.closerange(3, 100)
+    os._exit(0)
+os.wait()
+c.setblocking(True)
+`
+	s := newSpace(t)
+	sums := talk(t, s, s, netip.MustParseAddr("127.0.0.1"), func(c *harness.Command, side string) {
+		if side == "client" {
+			lines := strings.SplitAfterN(client, "\n", 4)
+			c.Args[2] = forks + lines[3]
+		}
+	})
+	sums.want(t, "client", 2, nil)
+	sums.want(t, "server", 2, nil)
 }
 
 // programs runs tests of the package tests in a network namespace of their own, with the kernel hook as the only source.

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -149,6 +150,48 @@ func TestMarkOfAListenerComesAndGoes(t *testing.T) {
 	}
 	if err := unix.SetsockoptInt(server.fd, kernel.SolSMCR, kernel.OptOffer, 1); err != unix.EISCONN {
 		t.Errorf("an offer of an established socket: %v", err)
+	}
+}
+
+// Who connects the socket next may be kept from SMC-R by a rule, or be another program: his bytes would be taken for CLC.
+func TestAnOfferIsForOneConnect(t *testing.T) {
+	hooked(t)
+	s := newSpace(t)
+	w := s.wire("lo")
+	home := netip.MustParseAddr("127.0.0.1")
+	plain, l := s.listener(home, false), s.listener(home, true)
+	at := netip.AddrPortFrom(home, l.port())
+	disconnect := func(k *socket) {
+		_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(k.fd), uintptr(unsafe.Pointer(&unix.RawSockaddr{})), unix.SizeofSockaddrInet4)
+		if errno != 0 {
+			t.Fatal(errno)
+		}
+	}
+	for what, before := range map[string]func(*socket){
+		"refused": func(k *socket) {
+			_, sa := sockaddr(netip.AddrPortFrom(home, 9))
+			if err := unix.Connect(k.fd, sa); err != unix.ECONNREFUSED {
+				t.Fatal(err)
+			}
+		},
+		"with a plain server": func(k *socket) { k.connect(netip.AddrPortFrom(home, plain.port())); disconnect(k) },
+		"agreed":              func(k *socket) { k.connect(at); l.accept(); disconnect(k) },
+		"a listener": func(k *socket) {
+			k.bind(netip.AddrPortFrom(home, 0))
+			k.listen()
+			k.must(unix.Shutdown(k.fd, unix.SHUT_RD))
+		},
+	} {
+		k := s.socket(unix.AF_INET)
+		k.offer(true)
+		before(k)
+		w.seen()
+		k.connect(at)
+		w.want(what, k, l.accept(), want(false, true))
+		disconnect(k)
+		k.offer(true)
+		k.connect(at)
+		w.want(what+", offered anew", k, l.accept(), want(true, true))
 	}
 }
 

@@ -305,6 +305,25 @@ func TestAnUnusedConnectionIsNegotiatedSoon(t *testing.T) {
 	}
 }
 
+// Both have agreed, the program has accepted, and then its process is stopped for longer than a peer elsewhere would be waited for.
+func TestAServerThatIsStoppedIsWaitedFor(t *testing.T) {
+	hooked(t)
+	s := newSpace(t)
+	const stop = `
+import os, signal, subprocess
+def stop():
+    subprocess.Popen(["sh", "-c", "sleep 13; kill -CONT %d" % os.getpid()], close_fds=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+`
+	sums := talk(t, s, s, netip.MustParseAddr("127.0.0.1"), func(c *harness.Command, side string) {
+		if side == "server" {
+			c.Args[2] = stop + strings.Replace(server, "    time.sleep(", "    if i == 0: stop()\n    time.sleep(", 1)
+		}
+	})
+	sums.want(t, "client", 2, nil)
+	sums.want(t, "server", 2, nil)
+}
+
 // Who sends unknown options back, and then something else than CLC, costs one connection.
 func TestAPeerThatReflectsTheOptionIsLeftAloneAfterwards(t *testing.T) {
 	hooked(t)

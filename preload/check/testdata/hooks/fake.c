@@ -65,12 +65,14 @@ int h_listen(int fd, int backlog)
 }
 
 u32 sock_idx(const struct sock *s) { return (u32)(s - S->sock); }
+void abandon_all(void) {}
 void settle_all(void) { atomic_fetch_add(&settled, 1); }
 int reg_ready(void) { return 0; }
 void reg_forked(void) { S->proc = 0; }
 void reg_exec(void) {}
 void reg_exec_accepted(void) {}
 void hook_exec(int mine) { (void)mine; }
+void hook_forked(void) {}
 void reg_exit(void) {}
 void epoll_forked(void) {}
 void bell_forked(void) {}

@@ -112,6 +112,7 @@ static void protected(void)
 	plain_reason = 0;
 	atomic_store(&S->fd_early[fd], EARLY_TCP | EARLY_OUT);
 	CHECK(h_connect(fd, (void *)&to, sizeof to) == 0 && !made && !posted && plain_reason == R_SOCKOPT && kind_of(fd) == FD_PLAIN);
+	atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
 	close(fd);
 }
 

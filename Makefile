@@ -1,6 +1,6 @@
 # make TARGET; make help lists them.
 .DEFAULT_GOAL := build
-.PHONY: build demo test check bench fuzz hostile soak clean help library ldflags
+.PHONY: build demo test interop check bench fuzz hostile soak clean help library ldflags
 
 T ?=
 N ?= 5
@@ -28,7 +28,10 @@ demo: ## redis, iperf3, memcached and sockperf over TCP and over SMC-R, in one t
 	@scripts/demo
 
 test: build ## all tests that need no virtual machine; ARGS='-run Redis' chooses
-	@go run ./scripts/test $(ARGS)
+	@go run ./scripts/test all $(ARGS)
+
+interop: build ## our programs against the kernel's SMC, in the virtual machines of RIG (root)
+	@go run ./scripts/test interop $(ARGS)
 
 check: build ## static: format, vet, locks, lint, imports, exports, C warnings, stale files
 	@scripts/check

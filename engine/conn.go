@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	"libsmcr/abi/cdc"
@@ -38,7 +39,8 @@ type Conn struct {
 	conn  fsm.Conn      // once established; written by connStep only
 	timer timer
 
-	port   *port // whose GID this side offers
+	port   *port        // whose GID this side offers
+	subnet netip.Prefix // server: the network of the connection's local address
 	group  *LinkGroup
 	link   *Link // this side writes over; each side chooses its own (RFC 7609 §2.3)
 	local  element

@@ -59,7 +59,7 @@ func (c *Conn) onAccept(b []byte) {
 // join makes the client's half of a new link group and confirms it (§3.5.1.3).
 func (c *Conn) join() {
 	if !c.port.dev.Reachable(c.peer.GID) {
-		c.fail(clc.DeclineNoRDMA)
+		c.fail(clc.DeclineNoDevice)
 		return
 	}
 	g := c.e.newGroup(peerKey{RoleClient, c.peer.PeerID}, c.port, c.peer.GID, c)
@@ -197,10 +197,14 @@ func (c *Conn) onProposal(b []byte) {
 	case !m.OffersV1():
 		c.fail(clc.DeclineMode)
 	case m.PeerID.IsZero() || m.GID.IsZero():
-		c.fail(clc.DeclineNoRDMA)
+		c.fail(clc.DeclineNoDevice)
 	default:
 		if c.port = c.e.portTo(m.GID); c.port == nil {
-			c.fail(clc.DeclineNoRDMA)
+			c.fail(clc.DeclineNoDevice)
+			return
+		}
+		if !c.port.attr.Caps.Has(verbs.CapLocal) && !m.Covers(c.subnet) {
+			c.fail(clc.DeclinePrefix)
 			return
 		}
 		c.choose()

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -487,4 +488,29 @@ func TestEveryElementOfEveryRMB(t *testing.T) {
 			s.kill(h) // to free all elements one by one would write to gigabytes that nobody has touched
 		}
 	})
+}
+
+// RFC 7609 §3.5.1.2: devices that reach one LAN only want both addresses in one network.
+func TestServerInAnotherNetworkDeclines(t *testing.T) {
+	for _, c := range []struct{ client, server, want string }{
+		{"10.0.0.1/24", "10.0.0.2/24", "smc"},
+		{"10.0.0.1/24", "10.0.1.2/24", "fallback"},
+		{"10.0.0.1/24", "10.0.0.2/16", "fallback"},
+		{"fd00::1/64", "fd00::2/64", "smc"},
+		{"fd00::1/64", "fd00:0:0:1::2/64", "fallback"},
+		{"fd00::1/64", "10.0.0.2/24", "fallback"},
+	} {
+		mustSimulate(t, c.client+" to "+c.server, simOptions{}, func(s *sim) {
+			s.hosts[0].net, s.hosts[1].net = netip.MustParsePrefix(c.client), netip.MustParsePrefix(c.server)
+			client, server := s.dial(s.hosts[0], s.hosts[1], [2]int{})
+			client.stay, server.stay = true, true
+			s.run(patience, nil)
+			declined := server.h.e.count.Declined[clc.DeclinePrefix]
+			if client.outcome() != c.want || server.outcome() != c.want || (declined == 1) != (c.want == "fallback") {
+				s.failf("client %s, server %s, %d declined", client.outcome(), server.outcome(), declined)
+			}
+			client.close()
+			server.close()
+		})
+	}
 }

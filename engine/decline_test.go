@@ -221,7 +221,7 @@ func playFault(t *testing.T, prepare func(*world), f fault, at int, outcomes map
 		v, _, _ := act(endOf(e.From[0]), e.Op.String(), false)
 		return v
 	}
-	server.c = w.b().e.Server(server, w.now)
+	server.c = w.b().e.Server(server, netipPrefix, w.now)
 	client.c = w.a().e.Client(client, netipPrefix, w.now)
 	for range 200 {
 		if then != nil {
@@ -338,12 +338,12 @@ func TestHostileCLC(t *testing.T) {
 		{"Proposal, version 2 for SMC-D only", first, "PROPOSAL", func([]byte) []byte {
 			return clc.Proposal{Version: smc.V2, TypeV1: clc.TransportD, TypeV2: clc.TransportNone}.Append(smc.Linux, nil)
 		}, "fallback", "fallback", clc.DeclineMode},
-		{"Proposal, no peer ID", first, "PROPOSAL", patch(8, 0, 0, 0, 0, 0, 0, 0, 0), "fallback", "fallback", clc.DeclineNoRDMA},
-		{"Proposal, GID of nobody", first, "PROPOSAL", patch(16, 0xfe, 0x80), "fallback", "fallback", clc.DeclineNoRDMA},
+		{"Proposal, no peer ID", first, "PROPOSAL", patch(8, 0, 0, 0, 0, 0, 0, 0, 0), "fallback", "fallback", clc.DeclineNoDevice},
+		{"Proposal, GID of nobody", first, "PROPOSAL", patch(16, 0xfe, 0x80), "fallback", "fallback", clc.DeclineNoDevice},
 		{"Proposal, length", first, "PROPOSAL", patch(5, 0, 20), "broken", "broken", 0},
 		{"Proposal, trailer", first, "PROPOSAL", patch(48, 0), "broken", "broken", 0},
 		{"Accept in place of Proposal", first, "PROPOSAL", func([]byte) []byte { return clc.Accept{Version: smc.V1}.Append(nil) }, "broken", "broken", 0},
-		{"Accept, GID of nobody", first, "ACCEPT F", patch(16, 9), "fallback", "fallback", clc.DeclineNoRDMA},
+		{"Accept, GID of nobody", first, "ACCEPT F", patch(16, 9), "fallback", "fallback", clc.DeclineNoDevice},
 		{"Accept, reserved MTU", first, "ACCEPT F", patch(50, 0x2F), "fallback", "fallback", clc.DeclineMode},
 		{"Accept, version 3", first, "ACCEPT F", patch(7, 0x38), "fallback", "fallback", clc.DeclineMode},
 		{"Accept, index 0", first, "ACCEPT F", patch(45, 0), "fallback", "fallback", clc.DeclineRToken},

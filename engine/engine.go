@@ -217,10 +217,12 @@ func (e *Engine) Client(h Handler, subnet netip.Prefix, now Instant) *Conn {
 	return c
 }
 
-// Server begins as the TCP server, who waits for the Proposal.
-func (e *Engine) Server(h Handler, now Instant) *Conn {
+// Server begins as the TCP server, who waits for the Proposal. subnet is as a Client's; devices that reach one LAN only take
+// clients of that network alone (RFC 7609 §3.5.1.2).
+func (e *Engine) Server(h Handler, subnet netip.Prefix, now Instant) *Conn {
 	defer e.enter(now)()
 	c := e.newConn(h, RoleServer)
+	c.subnet = subnet
 	c.step(fsm.Listen)
 	if e.closed {
 		c.fail(clc.DeclineInternal)

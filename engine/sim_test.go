@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"regexp"
 	"runtime/debug"
 	"slices"
@@ -79,6 +80,7 @@ type simHost struct {
 	name     string
 	e        *Engine
 	devs     []*simfab.Device
+	net      netip.Prefix // of its address
 	reserved int64
 	dead     bool
 }
@@ -196,7 +198,7 @@ func newSim(o simOptions) *sim {
 		}
 	}
 	for i := range o.hosts {
-		h := &simHost{s: s, name: string(rune('A' + i))}
+		h := &simHost{s: s, name: string(rune('A' + i)), net: netipPrefix}
 		n, elements := 1, 2
 		if i < 2 {
 			n, elements = max(1, o.rnics[i]), max(1, o.elements[i])

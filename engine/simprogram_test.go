@@ -100,8 +100,8 @@ func (s *sim) dial(from, to *simHost, size [2]int) (client, server *simEnd) {
 		}
 	}
 	s.ends = append(s.ends, client, server)
-	server.c = to.e.Server(server, s.now())
-	client.c = from.e.Client(client, netipPrefix, s.now())
+	server.c = to.e.Server(server, to.net, s.now())
+	client.c = from.e.Client(client, from.net, s.now())
 	return client, server
 }
 

@@ -253,7 +253,7 @@ func (w *world) dial(from, to *host) (client, server *end) {
 	client, server = &end{w: w, h: from}, &end{w: w, h: to}
 	client.peer, server.peer = server, client
 	w.ends = append(w.ends, client, server)
-	server.c = to.e.Server(server, w.now)
+	server.c = to.e.Server(server, netipPrefix, w.now)
 	client.c = from.e.Client(client, netipPrefix, w.now)
 	return client, server
 }

@@ -126,8 +126,10 @@ static void accepted(int listener, int fd)
 	u32 agreed = hook_verdict(fd) == SMCR_YES ? SOURCE_KERNEL : v.known ? SOURCE_RULES : SOURCE_NONE;
 	struct sock *s = sock_new(fd, 1, S_ACCEPTED);
 	if (!s) {
-		if (agreed)
+		if (agreed) {
 			hook_decline(fd, 0, R_MEMORY);
+			hook_withdraw(listener);
+		}
 		long probe = sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
 		if (probe >= 0)
 			sys(SYS_close, probe);

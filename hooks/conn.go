@@ -229,7 +229,7 @@ func (c *conn) claimed(slot int) {
 	if C.reg_get_gid(C.int(slot), peer, &gid[0]) == 0 {
 		c.l.sendClaim(gid, uint64(peer), uint32(slot))
 	}
-	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c, c.l.now) })
+	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c, c.subnet(), c.l.now) })
 }
 
 // ---- agreed: by SYN and SYN-ACK, or by a rule ----

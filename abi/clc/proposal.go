@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"libsmcr/abi/roce"
 	"libsmcr/abi/smc"
@@ -89,6 +90,18 @@ func SubnetOf(d smc.Dialect, p netip.Prefix) Subnet {
 // the masks can be compared.
 func (s Subnet) Matches(d smc.Dialect, p netip.Prefix) bool {
 	return p.Addr().Is4() && s == SubnetOf(d, p)
+}
+
+// Covers reports whether a server with this local address and prefix is in one of the client's networks: the same length and
+// the same bits (RFC 7609 §3.5.1.2). As the dialect of a client is not known yet, a mask that fits is as good as a network.
+func (m *Proposal) Covers(p netip.Prefix) bool {
+	if !p.IsValid() {
+		return false
+	}
+	if p.Addr().Is4() {
+		return m.Subnet.Matches(smc.Linux, p) || m.Subnet.Matches(smc.RFC, p)
+	}
+	return slices.Contains(m.Prefixes, PrefixOf(p))
 }
 
 func (s Subnet) String() string { return fmt.Sprintf("%s/%d", netip.AddrFrom4(s.Addr), s.Bits) }

@@ -294,6 +294,26 @@ func TestSubnet(t *testing.T) {
 	}
 }
 
+func TestProposalCovers(t *testing.T) {
+	m := Proposal{
+		Subnet:   SubnetOf(smc.Linux, netip.MustParsePrefix("10.99.17.5/20")),
+		Prefixes: []Prefix{PrefixOf(netip.MustParsePrefix("2001:db8::/32")), PrefixOf(netip.MustParsePrefix("fd00::1/64"))},
+	}
+	for net, want := range map[string]bool{
+		"10.99.31.255/20": true, "10.99.32.1/20": false, "10.99.17.5/24": false, "fd00::2/64": true, "2001:db8:1::1/32": true, "fd00::2/48": false, "fd01::2/64": false,
+	} {
+		if got := m.Covers(netip.MustParsePrefix(net)); got != want {
+			t.Errorf("%s: %t", net, got)
+		}
+	}
+	if m.Covers(netip.Prefix{}) {
+		t.Error("no network is covered")
+	}
+	if mask := (Proposal{Subnet: SubnetOf(smc.RFC, netip.MustParsePrefix("10.99.17.5/20"))}); !mask.Covers(netip.MustParsePrefix("10.99.17.6/20")) {
+		t.Error("a mask that fits")
+	}
+}
+
 func TestProposalString(t *testing.T) {
 	m := figureProposal(t)
 	m.Prefixes = []Prefix{PrefixOf(netip.MustParsePrefix("2001:db8::/32"))}

@@ -1,5 +1,5 @@
-// Command test runs go test over the whole project, shows what failed and ends with "N passed, N failed".
-// Its arguments are go test's: test -run Redis runs what matches.
+// Command test runs go test over the whole project, or with the virtual machines, shows what failed and ends with
+// "N passed, N failed". Further arguments are go test's: test all -run Redis runs what matches.
 package main
 
 import (
@@ -14,13 +14,18 @@ import (
 
 // The race detector needs the packages without cgo, and sees a sample of the engine's simulations; all of them run without
 // it. The black-box ring runs alone, so that nothing disturbs its clocks.
-var stages = []struct {
+var stages = map[string][]struct {
 	name string
 	args []string
 }{
-	{"unit tests with the race detector", []string{"-race", "-shuffle=on", "./abi/...", "./engine/...", "./verbs/...", "./rules/...", "./kernel/...", "./cmd/..."}},
-	{"simulations, and unit tests with C", []string{"-shuffle=on", "./engine/...", "./hooks/...", "./preload/..."}},
-	{"black-box tests", []string{"-p=1", "-timeout=20m", "./tests/..."}},
+	"all": {
+		{"unit tests with the race detector", []string{"-race", "-shuffle=on", "./abi/...", "./engine/...", "./verbs/...", "./rules/...", "./kernel/...", "./cmd/..."}},
+		{"simulations, and unit tests with C", []string{"-shuffle=on", "./engine/...", "./hooks/...", "./preload/..."}},
+		{"black-box tests", []string{"-p=1", "-timeout=20m", "./tests/..."}},
+	},
+	"interop": {
+		{"against the kernel's SMC", []string{"-tags=interop", "-timeout=15m", "./tests/interop"}},
+	},
 }
 
 type event struct {
@@ -38,9 +43,9 @@ type tally struct {
 func main() {
 	t := tally{output: map[string]*strings.Builder{}, parents: map[string]bool{}}
 	broken := false
-	for _, stage := range stages {
+	for _, stage := range stages[os.Args[1]] {
 		began := time.Now()
-		ok, err := t.run(append(append([]string{"test", "-json", "-count=1"}, os.Args[1:]...), stage.args...))
+		ok, err := t.run(append(append([]string{"test", "-json", "-count=1"}, os.Args[2:]...), stage.args...))
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			ok = false

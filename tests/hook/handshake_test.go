@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"libsmcr/tests/packet"
 )
 
 // want is what must come of two ends that offer or not.
@@ -235,11 +237,11 @@ func TestFastOpen(t *testing.T) {
 func (k *socket) wireData(w *wire) (n int) {
 	k.t.Helper()
 	for _, s := range w.seen() {
-		if s.smc {
+		if s.SMC {
 			k.t.Errorf("the option is on %+v", s)
 		}
-		if !s.answer {
-			n += s.data
+		if s.Flags&packet.ACK == 0 {
+			n += len(s.Data)
 		}
 	}
 	return n

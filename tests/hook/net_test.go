@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"libsmcr/kernel"
+	"libsmcr/tests/packet"
 )
 
 // space is a network namespace: one host.
@@ -227,14 +228,6 @@ type wire struct {
 	clc [][]byte // segments that begin as a CLC message does
 }
 
-// segment is one SYN or SYN-ACK.
-type segment struct {
-	answer bool // SYN-ACK
-	smc    bool // has the option of RFC 7609 §3.1, with exactly its bytes
-	data   int
-	kinds  []byte
-}
-
 func (s *space) wire(device string) *wire {
 	s.t.Helper()
 	w := &wire{t: s.t}
@@ -256,7 +249,7 @@ func (s *space) wire(device string) *wire {
 }
 
 // seen returns the segments with SYN since the last call.
-func (w *wire) seen() (segments []segment) {
+func (w *wire) seen() (segments []packet.TCP) {
 	w.t.Helper()
 	b := make([]byte, 65536)
 	for {
@@ -267,41 +260,17 @@ func (w *wire) seen() (segments []segment) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		tcp := segmentOf(b[:n])
-		if len(tcp) < 20 {
-			continue
+		found, ok := packet.Parse(bytes.Clone(b[:n]))
+		if strings.HasPrefix(string(found.Data), "\xe2\xd4\xc3\xd9") {
+			w.clc = append(w.clc, found.Data)
 		}
-		head := int(tcp[12]>>4) * 4
-		found := segment{answer: tcp[13]&0x12 == 0x12, data: len(tcp) - head}
-		for o := tcp[20:head]; len(o) > 0 && o[0] != 0; {
-			if o[0] == 1 {
-				o = o[1:]
-				continue
-			}
-			found.kinds = append(found.kinds, o[0])
-			found.smc = found.smc || string(o[:o[1]]) == "\xfe\x06\xe2\xd4\xc3\xd9"
-			o = o[o[1]:]
-		}
-		if strings.HasPrefix(string(tcp[head:]), "\xe2\xd4\xc3\xd9") {
-			w.clc = append(w.clc, bytes.Clone(tcp[head:]))
-		}
-		if tcp[13]&0x02 != 0 {
+		switch {
+		case ok && found.Flags&packet.SYN != 0:
 			segments = append(segments, found)
-		} else if found.smc {
-			w.t.Errorf("a segment without SYN carries the option: %x", tcp[:head])
+		case found.SMC:
+			w.t.Errorf("a segment without SYN carries the option: %+v", found)
 		}
 	}
-}
-
-// segmentOf cuts the TCP segment out of a packet.
-func segmentOf(ip []byte) []byte {
-	switch {
-	case len(ip) > 20 && ip[0]>>4 == 4 && ip[9] == unix.IPPROTO_TCP:
-		return ip[int(ip[0]&15)*4 : binary.BigEndian.Uint16(ip[2:])]
-	case len(ip) > 40 && ip[0]>>4 == 6 && ip[6] == unix.IPPROTO_TCP:
-		return ip[40 : 40+int(binary.BigEndian.Uint16(ip[4:]))]
-	}
-	return nil
 }
 
 // handshake is one as both ends and the wire saw it.
@@ -324,10 +293,10 @@ func (w *wire) handshake(client, server *socket) handshake {
 		w.t.Fatalf("the wire saw %+v", segments)
 	}
 	for _, s := range segments {
-		if s.answer {
-			h.synAck = h.synAck || s.smc
+		if s.Flags&packet.ACK != 0 {
+			h.synAck = h.synAck || s.SMC
 		} else {
-			h.syn = h.syn || s.smc
+			h.syn = h.syn || s.SMC
 		}
 	}
 	return h

@@ -153,7 +153,7 @@ func TestTwoHostsSayInCLCThatTheyShareNoDevice(t *testing.T) {
 			if err := proposal.Decode(smc.Linux, w.clc[i]); err != nil {
 				t.Fatal(err)
 			}
-			if err := decline.Decode(w.clc[i+1]); err != nil || decline.Diagnosis != clc.DeclineNoRDMA {
+			if err := decline.Decode(w.clc[i+1]); err != nil || decline.Diagnosis != clc.DeclineNoDevice {
 				t.Errorf("%v, %v", decline, err)
 			}
 		}
@@ -235,7 +235,7 @@ func TestAnUnusedConnectionIsNegotiatedSoon(t *testing.T) {
 	m := clc.Proposal{Version: smc.V1, PeerID: smc.PeerID{1, 2, 3}, GID: [16]byte{0xfe, 0x80, 15: 1}}.Append(smc.Linux, nil)
 	k.write(m)
 	var decline clc.Decline
-	if err := decline.Decode(k.read(clc.DeclineSize)); err != nil || decline.Diagnosis != clc.DeclineNoRDMA {
+	if err := decline.Decode(k.read(clc.DeclineSize)); err != nil || decline.Diagnosis != clc.DeclineNoDevice {
 		t.Errorf("%v, %v", decline, err)
 	}
 	if d := time.Since(began); d > 1500*time.Millisecond {

@@ -180,7 +180,7 @@ func (a *attacker) accept(listener int, l lie) {
 	if l.before != nil {
 		l.before(&conn{a: a, fd: fd})
 	}
-	a.note(a.converse(fd, func(c *conn) *engine.Conn { return a.eng.Server(c, now()) }))
+	a.note(a.converse(fd, func(c *conn) *engine.Conn { return a.eng.Server(c, netip.MustParsePrefix("127.0.0.1/32"), now()) }))
 }
 
 // note counts, and says what should not have been.

@@ -1,0 +1,107 @@
+//go:build interop
+
+// Package interop is the ring of the Linux kernel's own SMC: two virtual machines of the rig, which lies outside the project.
+// On one the kernel's AF_SMC talks, on the other our programs; we look at both and at the wire between them.
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"libsmcr/tests/harness"
+)
+
+var rig, overlay string
+
+func TestMain(m *testing.M) {
+	if err := prepare(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// prepare finds the rig, lets it make its images, and collects what the machine of our side needs.
+func prepare() error {
+	rig = findRig()
+	if rig == "" {
+		return errors.New("make interop needs the test rig: RIG names its folder (default: shared/rig beside the project)")
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("make interop needs root")
+	}
+	if err := harness.Compile(); err != nil {
+		return err
+	}
+	built := filepath.Join(harness.Root(), "build")
+	overlay = filepath.Join(built, "interop", "overlay")
+	if err := os.RemoveAll(overlay); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(overlay, 0o755); err != nil {
+		return err
+	}
+	if err := script(10*time.Minute, "prepare.sh"); err != nil { // the first time it downloads a kernel
+		return err
+	}
+	afsmc := filepath.Join(built, "interop", "afsmc.so")
+	if out, err := exec.Command("gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", afsmc, filepath.Join("afsmc", "afsmc.c")).CombinedOutput(); err != nil {
+		return fmt.Errorf("afsmc.c: %w\n%s", err, out)
+	}
+	if err := script(time.Minute, "add-bin.sh", overlay, filepath.Join(built, "libsmcr.so"), afsmc, harness.App("bare"),
+		"redis-server", "redis-cli", "redis-benchmark", "iperf3", filepath.Join(cache(), "bin", "rigt-dyn")+":/usr/local/bin/rigt-dyn"); err != nil {
+		return err
+	}
+	smcr, err := os.ReadFile(filepath.Join(built, "smcr")) // static, which add-bin.sh does not expect
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(overlay, "usr/local/bin/smcr"), smcr, 0o755)
+}
+
+func cache() string {
+	if dir := os.Getenv("RIG_CACHE"); dir != "" {
+		return dir
+	}
+	return "/var/cache/smcr-rig"
+}
+
+// findRig goes upwards from the project, since a checkout may lie deeper.
+func findRig() string {
+	if dir := os.Getenv("RIG"); dir != "" {
+		if _, err := os.Stat(filepath.Join(dir, "run.sh")); err == nil {
+			return dir
+		}
+		return ""
+	}
+	for dir := harness.Root(); dir != "/"; {
+		dir = filepath.Dir(dir)
+		found := filepath.Join(dir, "shared", "rig")
+		if _, err := os.Stat(filepath.Join(found, "run.sh")); err == nil {
+			return found
+		}
+	}
+	return ""
+}
+
+// script runs one of the rig's scripts to its end, or ends it and all that it started.
+func script(limit time.Duration, name string, args ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	c := exec.CommandContext(ctx, filepath.Join(rig, name), args...)
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
+	out, err := c.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), errors.Join(ctx.Err(), err), out)
+	}
+	return nil
+}

@@ -1,5 +1,6 @@
 /*
- * Bells (shim.h "waking"): an epoll set or a thread in poll owns one, other processes ring it. An owner asleep in
+ * Bells (shim.h "waking"): an epoll set or a thread in poll owns one, other processes ring it. Not so other users' processes:
+ * a page that they could write would be theirs to silence, and a descriptor of theirs could block who writes to it. An owner asleep in
  * the kernel costs the ringer one write, an awake one two atomics. Handing a bell over is one datagram; a ringer that
  * did not get it yet drops the ring, which installing makes good. The pool works without locks (poll is allowed in
  * signal handlers), the table of foreign bells has one writer, the engine.
@@ -137,6 +138,8 @@ int bell_tell(int idx, u32 peer)
 		return atomic_load(&S->forked) ? -ENOTCONN : 0;
 	if (!peer || peer >= PEER_MAX || !atomic_load(&S->peer[peer].used))
 		return -EINVAL;
+	if (atomic_load(&S->peer[peer].stranger))
+		return -EXDEV;
 	if (BIT(b->told, peer))
 		return 0;
 	if (atomic_load(&S->engine) != ENG_READY || S->dgram < 0 || page < 0)
@@ -217,6 +220,22 @@ static int ring_foreign(u32 peer, u32 id, u32 tag)
 	return rung;
 }
 
+/* By the peer's engine. What its queue has no room for our engine sends again. */
+static void ring_by_engine(struct sock *s, u32 peer, u32 id, u32 tag)
+{
+	struct { u32 type, len, id, tag; } m = {DGRAM_RING, 8, id, tag};
+	struct sockaddr_un to = {.sun_family = AF_UNIX};
+	long r = -EAGAIN;
+
+	if (peer && peer < PEER_MAX && S->dgram >= 0) {
+		memcpy(to.sun_path + 1, S->peer[peer].gid, sizeof S->peer[peer].gid);
+		r = sys(SYS_sendto, S->dgram, &m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL, &to,
+			offsetof(struct sockaddr_un, sun_path) + 1 + sizeof S->peer[peer].gid);
+	}
+	if (r == -EAGAIN || r == -ENOBUFS)
+		engine_post(REQ_RING, s, (u64)id << 32 | tag);
+}
+
 void bell_ring(struct sock *s, u32 id, u32 tag, int own)
 {
 	u32 peer = s->peer;
@@ -233,8 +252,18 @@ void bell_ring(struct sock *s, u32 id, u32 tag, int own)
 	if (own)
 		return; /* of a process that shares the connection: it watches for itself */
 	/* A forked child of the peer has an engine, so a number, of its own; its ids come without it. */
-	if (!peer || !ring_foreign(peer, id, tag))
-		ring_foreign(0, id, tag);
+	int strange = peer && peer < PEER_MAX && atomic_load(&S->peer[peer].stranger);
+	if (strange || (!(peer && ring_foreign(peer, id, tag)) && !ring_foreign(0, id, tag)))
+		ring_by_engine(s, peer, id, tag);
+}
+
+void bell_rung(u32 id, u32 tag)
+{
+	struct bell *b = &S->bell[INDEX(id)];
+	struct bell_word *w = __atomic_load_n(&b->word, __ATOMIC_ACQUIRE);
+
+	if (INDEX(id) && id >> 10 == S->salt && w)
+		ring(w, b->fd, tag);
 }
 
 /* ---- foreign bells (engine) --------------------------------------------------------------------------------- */

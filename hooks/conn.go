@@ -398,7 +398,9 @@ func (c *conn) Established(r engine.Rings) {
 	cr.tx_head, cr.tx_buf, cr.tx_size = addrOf(r.PeerHead), addrOf(r.PeerRing), C.u64(len(r.PeerRing))
 	cr.rx_token, cr.tx_token = C.u32(r.LocalToken), C.u32(r.PeerToken)
 	cr.rmb, cr.rmbe, cr.lgr = C.u32(r.RMB), C.u32(r.Index), C.u32(r.LinkGroup)
-	cr.peer = C.u32(c.l.peer(r.PeerGID))
+	peer := c.l.peer(r.PeerGID)
+	c.meet(peer)
+	cr.peer = C.u32(peer)
 	for i := 0; i < len(r.Provider) && i < len(cr.provider)-1; i++ {
 		cr.provider[i] = C.char(r.Provider[i])
 	}

@@ -66,6 +66,7 @@ type loop struct {
 	crowd int                // so many peers, and it is time to look who is gone
 	timed map[*conn]struct{} // connections with a deadline
 	due   []due              // accepted, and the peer's patience is short; oldest first
+	rings map[ring][]uint32  // tags that wait for room in a peer's queue
 	sweep engine.Instant     // when to look for idle rings; 0 = nothing to look for
 }
 
@@ -197,6 +198,9 @@ func (l *loop) timeout() int {
 		}
 	}
 	earlier(l.sweep)
+	if len(l.rings) > 0 {
+		earlier(l.now + ringSoon)
+	}
 	if len(l.due) > 0 {
 		earlier(l.due[0].at)
 	}
@@ -289,6 +293,13 @@ func (l *loop) request(r *C.struct_req) {
 		} else {
 			c.claimed(int(uint32(r.arg)))
 		}
+	case C.REQ_RING:
+		if s := C.sock_at(C.u32(idx), C.u32(gen)); s != nil {
+			if s.peer != 0 {
+				l.sendRing(ring{uint32(s.peer), uint32(r.arg >> 32)}, uint32(r.arg))
+			}
+			C.sock_drop(s)
+		}
 	case C.REQ_DUE:
 		l.due = append(l.due, due{idx, gen, l.now + dueAfter})
 	case C.REQ_SETTLE:
@@ -322,6 +333,9 @@ func (l *loop) timers() {
 		if c.deadline <= l.now {
 			l.guard(c, c.timeout)
 		}
+	}
+	if len(l.rings) > 0 {
+		l.ringAgain()
 	}
 	for len(l.due) > 0 && l.due[0].at <= l.now {
 		d := l.due[0]

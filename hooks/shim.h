@@ -322,6 +322,7 @@ struct sock {
 struct peer {
 	u8 gid[16];	    /* the abstract name of its engine's datagram socket */
 	_Atomic u32 used;
+	_Atomic u32 stranger;	 /* another user's: no bells are exchanged, engines ring for each other */
 	struct bell_word *bells; /* its bell page, mapped; 0 until the first BELL came */
 };
 
@@ -336,6 +337,7 @@ enum req_op {
 	REQ_CLOSED,	/* last fd of this process is closed: release when both sides are done */
 	REQ_TOUCHED,	/* a punched ring is written again: sweep later */
 	REQ_WATCH,	/* adopt: watch the TCP fd of an established connection (after fork) */
+	REQ_RING,	/* tell the peer's engine to ring there: arg = bell id << 32 | tag */
 	REQ_DUE,	/* accepted, BF_AGREED: the peer's patience is short, negotiate soon even if nobody uses it */
 	REQ_HALF,	/* the peer has shut down sending and somebody waits to write: look whether it still lives */
 };
@@ -368,6 +370,7 @@ struct bell_ent {
 #define DGRAM_CLAIM 1u /* see reg_refuse and peers.go */
 /* Body of datagram type 2 (BELL); the descriptors come as SCM_RIGHTS: eventfd[, bell page]. */
 #define DGRAM_BELL 2u
+#define DGRAM_RING 16u /* see bell_rung */
 struct bell_msg {
 	u32 type, len; /* DGRAM_BELL, 20 */
 	u8 gid[16];    /* the sender's engine */
@@ -562,6 +565,7 @@ u32 bell_id(int idx) HIDDEN;
 int bell_tell(int idx, u32 peer) HIDDEN; /* hands it to that process unless done; 0 or -errno (then slices) */
 void bell_ring(struct sock *s, u32 id, u32 tag, int own) HIDDEN;
 void bell_install(u32 peer, u32 id, int fd, int pagefd) HIDDEN; /* engine: a BELL datagram came; takes both fds (pagefd -1 = none) */
+void bell_rung(u32 id, u32 tag) HIDDEN; /* engine: another engine says that somebody there rang a bell of ours */
 void bell_forget(u32 peer) HIDDEN; /* engine: that process is gone; before its index is used again */
 void bell_forked(void) HIDDEN;	   /* child of fork, after lane_forked, S->salt still the parent's: no index of before is valid any more */
 
@@ -698,6 +702,7 @@ void reg_exit(void) HIDDEN;   /* at exit: removes the process's file and entries
 struct diag {
 	u64 cookie;
 	u32 inode; /* 0: not accepted yet, or closed by its process */
+	u32 uid;   /* who made it */
 	u8 tcp_state;
 };
 int diag_mirror(int fd, struct diag *d) HIDDEN; /* the other end of this connection on this host; 0 or -errno */

@@ -197,6 +197,61 @@ func TestTwoUsersShareMemory(t *testing.T) {
 	sums.want(t, "server", 2, nil)
 }
 
+// Between users no bell page is mapped and no descriptor kept: whoever waits in epoll is rung by the engines.
+func TestTwoUsersWakeEachOtherWithoutSharingBells(t *testing.T) {
+	hooked(t)
+	s := newSpace(t)
+	const rounds = 300
+	turns := `
+import select, socket, sys
+def turns(c, first):
+    c.setblocking(False)
+    e = select.epoll()
+    e.register(c, select.EPOLLIN)
+    for i in range(` + fmt.Sprint(rounds) + `):
+        if first: c.send(b"x")
+        e.poll()
+        assert c.recv(1) == b"x"
+        if not first: c.send(b"x")
+        if i == 100 and first:
+            print("half", flush=True)
+            sys.stdin.readline()
+`
+	for _, uid := range []int{0, 65534} {
+		w := harness.New(harness.SMC, t.Fatalf)
+		in, goOn, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv := s.start(w, harness.Command{Args: []string{python, "-c", turns + `
+l = socket.create_server(("127.0.0.1", ` + port + `))
+print("ready", flush=True)
+turns(l.accept()[0], False)
+`}})
+		srv.Saw("ready")
+		cl := s.start(w, harness.Command{UID: uid, Stdin: in, Args: []string{python, "-c", turns + `
+turns(socket.create_connection(("127.0.0.1", ` + port + `)), True)
+`}})
+		cl.Saw("half")
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", srv.PID()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, want := strings.Count(string(maps), "smcr-bells"), map[int]int{0: 2, 65534: 1}[uid]; n > want {
+			t.Errorf("user %d: %d bell pages are mapped", uid, n)
+		}
+		fmt.Fprintln(goOn)
+		for _, p := range []*harness.Process{cl, srv} {
+			if r := p.Wait(); r.Code != 0 || r.Err != "" || r.Process.Report().Totals.SMC != 1 {
+				t.Errorf("user %d: %s%v", uid, r, r.Process.Report().Totals)
+			}
+		}
+		in.Close()
+		goOn.Close()
+		w.Destroy()
+	}
+}
+
 // limited: the engine cannot start at that end, which shows when both have agreed.
 func limited(which string) func(*harness.Command, string) {
 	return func(c *harness.Command, side string) {

@@ -133,7 +133,8 @@ static void accepted(int listener, int fd)
 		long probe = sys(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
 		if (probe >= 0)
 			sys(SYS_close, probe);
-		count_tcp(probe == -EMFILE ? R_NO_FD : reg_ready() < 0 ? R_REGISTRY : R_MEMORY);
+		int r = reg_ready(); /* another user since the fork: nginx's workers */
+		count_tcp(probe == -EMFILE ? R_NO_FD : r < 0 ? (u32)-r : R_MEMORY);
 		return;
 	}
 	if (v.use == USE_REQUIRE)

@@ -1318,7 +1318,10 @@ void reg_exec_accepted(void)
 		if (!s)
 			continue;
 		long fl = sys(SYS_fcntl, fd, F_GETFD);
-		if (atomic_load(&s->b->state) == S_ACCEPTED && fl >= 0 && !(fl & FD_CLOEXEC))
+		int unused = fl >= 0 && atomic_load(&s->b->state) == S_ACCEPTED;
+		if (unused && atomic_load(&s->b->procs) == 1) /* inetd's child: its parent, in whose file the block lies, has closed */
+			sock_leave(s, R_LEFT_EARLY);
+		else if (unused && !(fl & FD_CLOEXEC))
 			reg_refuse((int)fd);
 		sock_put(s);
 	}

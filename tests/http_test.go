@@ -83,6 +83,21 @@ http { access_log off; %[2]s client_max_body_size 0;
 	}
 }
 
+// The master listens as root, its workers have no way into root's run directory, and say so.
+func TestNginxWorkersOfAnotherUserArePlainTCP(t *testing.T) {
+	sameAsNative(t, plain("not-claimed", "no-registry"), func(w *harness.World) string {
+		port := harness.FreePort()
+		conf := w.Write("nginx.conf", fmt.Appendf(nil, `daemon off; user nobody nogroup; worker_processes 1; pid %[1]s/nginx.pid;
+events { worker_connections 100; }
+http { access_log off;
+  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
+  server { listen 127.0.0.1:%[2]d; return 200 answer; } }
+`, w.Dir, port))
+		w.Server(port, harness.Command{Args: []string{"/usr/sbin/nginx", "-p", w.Dir, "-e", w.Path("error.log"), "-c", conf}})
+		return w.Run(harness.Command{Args: []string{"curl", "-sS", fmt.Sprintf("http://127.0.0.1:%d/", port)}}).String() + string(w.Read(w.Path("error.log")))
+	})
+}
+
 // nginx registers the sockets to its upstreams in its epoll set before it connects them.
 func TestCurlFetchesThroughAnNginxProxy(t *testing.T) {
 	sameAsNative(t, bySMC(60<<20), func(w *harness.World) string {

@@ -103,6 +103,21 @@ func TestAServerKeepsNothingOfClientsThatAreGone(t *testing.T) {
 	})
 }
 
+// The parent has closed before the child execs: nobody is left who could end the connection's block in the parent's file.
+func TestAServerLikeInetdKeepsNothingOfItsConnections(t *testing.T) {
+	sameAsNative(t, plain("left-early", "not-claimed"), func(w *harness.World) string {
+		port := harness.FreePort()
+		w.Server(port, harness.Command{Args: []string{harness.App("exec"), "inetd", strconv.Itoa(port)}})
+		for range 3 {
+			w.Ask(harness.Command{}, port, 1, 1000).OK()
+		}
+		if rows := connections(w); len(rows) != 0 {
+			w.Fail("still listed: %+v", rows)
+		}
+		return ""
+	})
+}
+
 func TestAnIdleRedisWakesNoMoreOftenThanNatively(t *testing.T) {
 	wakeups := map[harness.Mode]int{}
 	sameAsNative(t, bySMC(50), func(w *harness.World) string {

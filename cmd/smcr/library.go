@@ -1,7 +1,10 @@
 package main
 
 import (
+	"debug/elf"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,6 +34,23 @@ func findLibrary(exe string, dirs []string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("cannot find %s beside %s, in ../lib or where ld.so looks: set SMCR_LIBRARY to its path", libraryName, exe)
+}
+
+// checkLibrary refuses what ld.so leaves out with a message of its own, and any other library: the program would go on over
+// plain TCP, also where SMC-R is required.
+func checkLibrary(path string) error {
+	f, err := elf.Open(path)
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return fmt.Errorf("cannot read %s: %w: every user who runs programs under it must be able to", path, e.Err)
+	}
+	if err == nil {
+		defer f.Close()
+		symbols, _ := f.DynamicSymbols()
+		if f.Machine == elf.EM_X86_64 && slices.ContainsFunc(symbols, func(s elf.Symbol) bool { return s.Name == "smcr_spare" }) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is not %s: set SMCR_LIBRARY to its path", path, libraryName)
 }
 
 func isFile(path string) bool {

@@ -2,12 +2,15 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"libsmcr/rules"
 )
 
 // withRules is a command line in an environment with these rules and nobody else's.
@@ -16,6 +19,18 @@ func withRules(t *testing.T, variable string, args ...string) *exec.Cmd {
 	c := smcr(t, args...)
 	c.Env = append(c.Env, variable)
 	return c
+}
+
+func TestToHaveNoRulesIsNoError(t *testing.T) {
+	if _, err := os.Stat(rules.File); err == nil {
+		t.Fatalf("%s is there: move it away for the tests", rules.File)
+	}
+	if got := outcome(t, smcr(t, "rules", "check")); got != (result{rules.File + ": no such file, and that is all right: there are no rules\n", "", 0}) {
+		t.Errorf("%+v", got)
+	}
+	if got := outcome(t, smcr(t, "rules", "check", "--json")); got.code != 0 || !strings.Contains(got.stdout, `"rules": 0`) {
+		t.Errorf("%+v", got)
+	}
 }
 
 func TestRulesAreChecked(t *testing.T) {

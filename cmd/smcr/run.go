@@ -36,7 +36,8 @@ func newRun() *cobra.Command {
 		Use:   "run [--require|--off] [--report[=FILE]] [--] CMD [ARG...]",
 		Short: "Run a program, and all that it starts, under the library",
 		Long: "Runs CMD with libsmcr.so preloaded. Its TCP connections use SMC-R where the other end can, and stay TCP elsewhere.\n\n" +
-			"Exit code: that of CMD; 127 if it is not found, 126 if it cannot be executed, 125 if smcr itself fails.",
+			"Exit code: that of CMD; 127 if it is not found, 126 if it cannot be executed, 125 if smcr itself fails,\n" +
+			"2 if its own arguments are wrong.",
 		Example:               "  smcr run redis-server\n  smcr run --require --report -- redis-benchmark -c 50",
 		DisableFlagsInUseLine: true,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -72,6 +73,9 @@ func (o *runOptions) run(args []string, stderr io.Writer) error {
 		return failure(exitNotRun, "cannot tell where smcr is: %v: mount /proc", err)
 	}
 	library, err := findLibrary(exe, libraryDirs)
+	if err == nil {
+		err = checkLibrary(library)
+	}
 	if err != nil {
 		return failure(exitNotRun, "%v", err)
 	}

@@ -159,6 +159,11 @@ func TestARunDirectoryWithoutRoomIsNamed(t *testing.T) {
 func TestOurOwnFailuresAre125(t *testing.T) {
 	lib := smcr(t, "run", "true")
 	lib.Env = append(lib.Env, "SMCR_LIBRARY=/no/such.so")
+	other := smcr(t, "run", "--require", "--", "sh", "-c", "echo started")
+	notOurs := write(t, filepath.Join(t.TempDir(), libraryName), "not a library", 0o600)
+	other.Env = append(other.Env, "SMCR_LIBRARY="+notOurs)
+	program := smcr(t, "run", "--require", "--", "sh", "-c", "echo started")
+	program.Env = append(program.Env, "SMCR_LIBRARY="+filepath.Join(built, "smcr"))
 	file := smcr(t, "run", "--report=/no/such/dir/file", "--", "sh", "-c", "echo started")
 	open := smcr(t, "run", "--report", "--", "sh", "-c", "echo started")
 	if err := os.Chmod(envOf(open, "SMCR_RUN_DIR"), 0o755); err != nil {
@@ -166,6 +171,8 @@ func TestOurOwnFailuresAre125(t *testing.T) {
 	}
 	for want, c := range map[string]*exec.Cmd{
 		"smcr: SMCR_LIBRARY=/no/such.so is not a file: set it to the path of libsmcr.so\n":                                  lib,
+		"smcr: " + notOurs + " is not libsmcr.so: set SMCR_LIBRARY to its path\n":                                           other,
+		"smcr: " + filepath.Join(built, "smcr") + " is not libsmcr.so: set SMCR_LIBRARY to its path\n":                      program,
 		"smcr: cannot write the report: open /no/such/dir/file: no such file or directory: choose another file\n":           file,
 		"smcr: " + envOf(open, "SMCR_RUN_DIR") + " is open to other users: chmod 700 " + envOf(open, "SMCR_RUN_DIR") + "\n": open,
 	} {

@@ -25,6 +25,8 @@ void epoll_number_closed(struct sock *s, int fd, int all) { (void)s, (void)fd, (
 void epoll_sock_closed(struct sock *s, int fd) { (void)s, (void)fd; }
 void epoll_set_closed(int fd) { (void)fd; }
 int epoll_set_dup(int from, int to) { return (void)from, (void)to, 0; }
+static u32 left_early;
+void sock_leave(struct sock *s, u32 reason) { (void)s, left_early += reason == R_LEFT_EARLY; }
 
 /* ---- scaffolding ---- */
 
@@ -669,6 +671,23 @@ static void image(void *arg)
 	CHECK(count_files('p') == 2);
 }
 
+/* An unused connection at an exec: whoever else has it goes on with it, the last holder ends it. */
+static void last_holder(void *arg)
+{
+	(void)arg;
+	fresh_shim();
+	CHECK(reg_ready() == 0);
+	int l = listening("127.0.0.1", 0, 0, 0), c = connected("127.0.0.1", port_of(l));
+	CHECK(sock_new(c, 1, S_ACCEPTED));
+	map_prefork();
+	map_postfork(0);
+	reg_exec_accepted();
+	CHECK(left_early == 0);
+	atomic_fetch_sub(&S->sock[S->fd_sock[c]].b->procs, 1); /* the other one has closed */
+	reg_exec_accepted();
+	CHECK(left_early == 1);
+}
+
 static void pages(void)
 {
 	char report[80], var2[96], cmd[200];
@@ -1073,6 +1092,7 @@ int main(void)
 	offers_test();
 	versions();
 	other_layout();
+	reap(child(last_holder, 0));
 	pages();
 	reap(child(changed, 0));
 	diag_test();

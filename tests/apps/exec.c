@@ -1,4 +1,7 @@
-/* exec exec|spawn|pass|leak: a connection that is in use goes to another program. leak: which does not use it. */
+/*
+ * exec exec|spawn|pass|leak: a connection that is in use goes to another program. leak: which does not use it.
+ * exec inetd PORT: each connection goes unused to a program of its own.
+ */
 #include "app.h"
 #include <spawn.h>
 
@@ -103,8 +106,31 @@ static int image(int fd)
 	return n == 3 && send(fd, "answer", 6, MSG_NOSIGNAL) == 6 ? 0 : 9;
 }
 
+static void inetd(int p)
+{
+	for (int l = listening(p, 0);;) {
+		int fd = accepted(l), closed[2];
+		must(pipe2(closed, O_CLOEXEC));
+		if (!must(fork())) {
+			close(closed[1]);
+			check(read(closed[0], buf, 1) == 0); /* now nobody else has it */
+			must(dup2(fd, 0));
+			must(dup2(fd, 1));
+			close(fd);
+			execlp("cat", "cat", NULL);
+			_exit(9);
+		}
+		close(fd);
+		close(closed[0]);
+		close(closed[1]);
+		must(wait(NULL));
+	}
+}
+
 int main(int argc, char **argv)
 {
+	if (argc == 3 && !strcmp(argv[1], "inetd"))
+		inetd(atoi(argv[2]));
 	if (argc == 3 && !strcmp(argv[1], "image"))
 		return image(atoi(argv[2]));
 	check(argc == 2);

@@ -11,6 +11,8 @@
 
 #include "shim.h"
 
+const char smcr_spare; /* by which smcr run knows it */
+
 static void fail(const char *what)
 {
 	perror(what);

@@ -362,15 +362,15 @@ static void later(int fd)
 	atomic_store(&S->asked, 1);
 }
 
-/* A rule says what nobody else does: the peer speaks SMC-R. */
+/* A rule says what nobody else does: the peer speaks SMC-R. That decides. */
 static int known(int fd, int connected, int must)
 {
 	if (connected) {
 		conn_agreed(fd, SOURCE_RULES, must);
-		return 1;
+	} else {
+		atomic_fetch_or(&S->fd_early[fd], EARLY_AGREED);
+		later(fd);
 	}
-	atomic_fetch_or(&S->fd_early[fd], EARLY_AGREED);
-	later(fd);
 	return 1;
 }
 

@@ -12,7 +12,7 @@ import (
 // TestImports: the wire packages are pure. Whatever is not listed could do I/O, look at the clock, lock or log.
 func TestImports(t *testing.T) {
 	allowed := map[string]bool{
-		"bytes": true, "encoding/binary": true, "errors": true, "fmt": true, "hash/crc32": true, "net/netip": true, "strings": true,
+		"bytes": true, "encoding/binary": true, "errors": true, "fmt": true, "hash/crc32": true, "net/netip": true, "slices": true, "strings": true,
 		"libsmcr/abi/roce": true, "libsmcr/abi/smc": true,
 	}
 	for _, dir := range []string{"smc", "clc", "llc", "cdc", "roce"} {

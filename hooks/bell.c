@@ -1,9 +1,9 @@
 /*
- * Bells (shim.h "waking"): an epoll set or a thread in poll owns one, other processes ring it. Not so other users' processes:
- * a page that they could write would be theirs to silence, and a descriptor of theirs could block who writes to it. An owner asleep in
+ * Bells (shim.h "waking"): an epoll set or a thread in poll owns one, other processes ring it. An owner asleep in
  * the kernel costs the ringer one write, an awake one two atomics. Handing a bell over is one datagram; a ringer that
- * did not get it yet drops the ring, which installing makes good. The pool works without locks (poll is allowed in
- * signal handlers), the table of foreign bells has one writer, the engine.
+ * did not get it yet asks the owner's engine to ring, as do other users' processes, who get none: a page that they could
+ * write would be theirs to silence, and a descriptor of theirs could block who writes to it. The pool works without locks
+ * (poll is allowed in signal handlers), the table of foreign bells has one writer, the engine.
  */
 #include "shim.h"
 #include "sys.h"
@@ -123,10 +123,18 @@ u32 bell_id(int idx)
 	return S->salt << 10 | (u32)idx;
 }
 
+/* Where that process's engine listens: abstract, a zero byte and then the name. */
+static socklen_t engine_of(u32 peer, struct sockaddr_un *to)
+{
+	*to = (struct sockaddr_un){.sun_family = AF_UNIX};
+	memcpy(to->sun_path + 1, S->peer[peer].gid, sizeof S->peer[peer].gid);
+	return offsetof(struct sockaddr_un, sun_path) + 1 + sizeof S->peer[peer].gid;
+}
+
 int bell_tell(int idx, u32 peer)
 {
 	struct bell *b = &S->bell[idx];
-	struct sockaddr_un to = {.sun_family = AF_UNIX}; /* abstract: a zero byte, then the name */
+	struct sockaddr_un to;
 	struct bell_msg m = {.type = DGRAM_BELL, .len = sizeof m - 8, .id = bell_id(idx)};
 	union {
 		struct cmsghdr h;
@@ -149,13 +157,12 @@ int bell_tell(int idx, u32 peer)
 
 	int first = !BIT(S->bell_paged, peer), n = first ? 2 : 1;
 	memcpy(m.gid, S->gid, sizeof m.gid);
-	memcpy(to.sun_path + 1, S->peer[peer].gid, sizeof m.gid);
 	c.h.cmsg_level = SOL_SOCKET;
 	c.h.cmsg_type = SCM_RIGHTS;
 	c.h.cmsg_len = CMSG_LEN(n * sizeof(int));
 	memcpy(CMSG_DATA(&c.h), fds, n * sizeof(int));
 	struct iovec v = {&m, sizeof m};
-	struct msghdr h = {&to, offsetof(struct sockaddr_un, sun_path) + 1 + sizeof m.gid, &v, 1, &c, CMSG_SPACE(n * sizeof(int)), 0};
+	struct msghdr h = {&to, engine_of(peer, &to), &v, 1, &c, CMSG_SPACE(n * sizeof(int)), 0};
 	long r = sys(SYS_sendmsg, S->dgram, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
 	if (r < 0)
 		return (int)r;
@@ -224,13 +231,12 @@ static int ring_foreign(u32 peer, u32 id, u32 tag)
 static void ring_by_engine(struct sock *s, u32 peer, u32 id, u32 tag)
 {
 	struct { u32 type, len, id, tag; } m = {DGRAM_RING, 8, id, tag};
-	struct sockaddr_un to = {.sun_family = AF_UNIX};
+	struct sockaddr_un to;
 	long r = -EAGAIN;
 
 	if (peer && peer < PEER_MAX && S->dgram >= 0) {
-		memcpy(to.sun_path + 1, S->peer[peer].gid, sizeof S->peer[peer].gid);
-		r = sys(SYS_sendto, S->dgram, &m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL, &to,
-			offsetof(struct sockaddr_un, sun_path) + 1 + sizeof S->peer[peer].gid);
+		socklen_t len = engine_of(peer, &to);
+		r = sys(SYS_sendto, S->dgram, &m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL, &to, len);
 	}
 	if (r == -EAGAIN || r == -ENOBUFS)
 		engine_post(REQ_RING, s, (u64)id << 32 | tag);

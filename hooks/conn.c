@@ -449,9 +449,7 @@ static int again(int fd, const struct sockaddr *sa, socklen_t len)
 
 	if (r < 0 && (e == EALREADY || e == EINPROGRESS || e == EINTR))
 		return r;
-	if (r < 0 && e != EISCONN)
-		set_kind(fd, FD_UNKNOWN);
-	else if (sa->sa_family == AF_UNSPEC)
+	if ((r < 0 && e != EISCONN) || sa->sa_family == AF_UNSPEC)
 		set_kind(fd, FD_UNKNOWN);
 	else
 		hook_look(fd);

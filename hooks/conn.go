@@ -183,8 +183,8 @@ func (c *conn) look() {
 	if c.claimedByNow() {
 		return
 	}
-	var d C.struct_diag
-	if C.diag_mirror(c.s.fd, &d) != 0 {
+	d, here := c.mirror()
+	if !here {
 		c.withdraw(C.R_UNCLAIMED) // closed already: TCP shows what that means
 		return
 	}
@@ -213,9 +213,15 @@ func (c *conn) stageFull() {
 	}
 }
 
+// mirror is what the kernel knows of the other end, if that is on this host; without an inode its program has not accepted it.
+func (c *conn) mirror() (d C.struct_diag, here bool) {
+	here = C.diag_mirror(c.s.fd, &d) == 0
+	return d, here
+}
+
 func (c *conn) peerAccepted() bool {
-	var d C.struct_diag
-	return C.diag_mirror(c.s.fd, &d) == 0 && d.inode != 0
+	d, here := c.mirror()
+	return here && d.inode != 0
 }
 
 // ---- server: the claim ----
@@ -263,14 +269,14 @@ func (c *conn) agreedClient() {
 }
 
 func (c *conn) onThisHost() bool {
-	var d C.struct_diag
-	return C.diag_mirror(c.s.fd, &d) == 0
+	_, here := c.mirror()
+	return here
 }
 
 // unaccepted reports whether the server is on this host and its program has not accepted the connection.
 func (c *conn) unaccepted() bool {
-	var d C.struct_diag
-	return C.diag_mirror(c.s.fd, &d) == 0 && d.inode == 0
+	d, here := c.mirror()
+	return here && d.inode == 0
 }
 
 // declineFirst gives SMC-R up in place of the Proposal.
@@ -368,8 +374,7 @@ func (c *conn) readCLC() {
 		}
 		c.heard = true
 		if _, _, err = unix.Recvfrom(c.fd(), buf[:need], unix.MSG_DONTWAIT); err != nil {
-			c.ended = true
-			c.ec.EOF(c.l.now)
+			c.eof(true)
 			return
 		}
 		c.ec.CLC(buf[:need], c.l.now)

@@ -222,25 +222,13 @@ void hook_decline(int fd, int client, u32 reason)
 
 /* ---- exec ---- */
 
-void hook_exec(int mine)
+void hook_exec(void)
 {
 	if (atomic_load(&S->hook) != HOOK_THERE)
 		return;
 	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++) {
-		int kind = kind_of((int)fd);
-		if (kind != FD_LISTENER && (kind != FD_SOCK || !mine))
-			continue;
-		long fl = sys(SYS_fcntl, fd, F_GETFD);
-		if (fl < 0 || (fl & FD_CLOEXEC))
-			continue;
-		if (kind == FD_LISTENER) {
+		long fl = kind_of((int)fd) == FD_LISTENER ? sys(SYS_fcntl, fd, F_GETFD) : -1;
+		if (fl >= 0 && !(fl & FD_CLOEXEC))
 			hook_withdraw((int)fd);
-			continue;
-		}
-		struct sock *s = sock_get((int)fd, 1);
-		if (s && atomic_load(&s->b->state) == S_ACCEPTED && (atomic_load(&s->b->flags) & BF_AGREED))
-			sock_leave(s, R_LEFT_EARLY);
-		if (s)
-			sock_put(s);
 	}
 }

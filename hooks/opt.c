@@ -61,10 +61,6 @@ static const struct option {
 	{IPPROTO_TCP, TCP_REPAIR, KERNEL, OUT, EPERM},
 	{IPPROTO_TCP, TCP_FASTOPEN, KERNEL, OUT, 0},
 	{IPPROTO_TCP, TCP_FASTOPEN_CONNECT, KERNEL, OUT, 0},
-	{IPPROTO_IP, IP_IPSEC_POLICY, KERNEL, OUT, 0},
-	{IPPROTO_IP, IP_XFRM_POLICY, KERNEL, OUT, 0},
-	{IPPROTO_IPV6, IPV6_IPSEC_POLICY, KERNEL, OUT, 0},
-	{IPPROTO_IPV6, IPV6_XFRM_POLICY, KERNEL, OUT, 0},
 	{IPPROTO_TCP, TCP_INQ, KERNEL, OUT, ENOPROTOOPT},
 	{IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE, OUT, KERNEL, EOPNOTSUPP},
 	{IPPROTO_TCP, TCP_DEFER_ACCEPT, KERNEL, LISTEN, 0},
@@ -72,8 +68,10 @@ static const struct option {
 
 static const struct option *option_of(int level, int name)
 {
-	static const struct option other;
+	static const struct option other, ipsec = {.set = OUT};
 
+	if (ipsec_option(level, name))
+		return &ipsec;
 	for (unsigned i = 0; i < sizeof options / sizeof *options; i++)
 		if (options[i].level == level && options[i].name == name)
 			return &options[i];

@@ -19,9 +19,9 @@ import (
 // Datagrams between engines that belong to this package (ARCHITECTURE "Datagrams between engines"); the others are verbs/shm's.
 // Numbers are in host order: the sender is on this host.
 const (
-	dgClaim = 1  // cookie u64, slot u32; only makes the receiver look at its offers
-	dgRing  = 16 // bell's id u32, tag u32: a program of the sender's, of another user, rings
-	dgBell  = 2  // sender's gid [16]byte, id u32; with the bell's eventfd and, the first time, the sender's bell page
+	dgClaim = C.DGRAM_CLAIM // cookie u64, slot u32; only makes the receiver look at its offers
+	dgRing  = C.DGRAM_RING  // bell's id u32, tag u32: a program of the sender's, of another user, rings
+	dgBell  = C.DGRAM_BELL  // sender's gid [16]byte, id u32; with the bell's eventfd and, the first time, the sender's bell page
 
 	dgHead    = 8 // u32 type, u32 length of the body
 	claimSize = 12
@@ -160,9 +160,8 @@ func (c *conn) meet(peer uint32) {
 	if !c.isAgreed() || peer == 0 || peer == C.SELF_PEER { // the registry is one user's
 		return
 	}
-	var d C.struct_diag
 	var st unix.Stat_t
-	if C.diag_mirror(c.s.fd, &d) == 0 && unix.Fstat(c.fd(), &st) == nil && st.Uid == uint32(d.uid) {
+	if d, here := c.mirror(); here && unix.Fstat(c.fd(), &st) == nil && st.Uid == uint32(d.uid) {
 		return
 	}
 	if p := &c.l.sh.peer[peer]; p.stranger == 0 {

@@ -59,6 +59,11 @@ static u32 state_of(const struct sock *s)
 	return atomic_load_explicit(&s->b->state, memory_order_acquire);
 }
 
+static int not_kernels(int kind)
+{
+	return kind == FD_SOCK || kind == FD_EPOLL || kind == FD_HIDDEN || kind == FD_ASKED;
+}
+
 /* Is there anything that the kernel alone cannot answer? */
 static int any_ours(const struct pollfd *u, u64 n, int sleeps)
 {
@@ -66,7 +71,7 @@ static int any_ours(const struct pollfd *u, u64 n, int sleeps)
 
 	for (u64 i = 0; i < n; i++) {
 		int kind = kind_of(u[i].fd);
-		ours |= kind == FD_SOCK || kind == FD_EPOLL || kind == FD_HIDDEN || kind == FD_ASKED;
+		ours |= not_kernels(kind);
 		/* A set that gets its first socket of ours while we sleep has to know of us. */
 		if (unlikely(sets) && kind <= FD_PLAIN && u[i].fd >= 0)
 			epoll_polled(u[i].fd);
@@ -447,7 +452,7 @@ static u32 sel_list(const struct sets *s, int n, struct pollfd *u, int *ours, in
 		for (; any; any &= any - 1, c++) {
 			int b = __builtin_ctzl(any), fd = (int)w * WORD_BITS + b, kind = kind_of(fd);
 			if (ours) {
-				*ours |= kind == FD_SOCK || kind == FD_EPOLL || kind == FD_HIDDEN || kind == FD_ASKED;
+				*ours |= not_kernels(kind);
 				if (unlikely(sets) && kind <= FD_PLAIN)
 					epoll_polled(fd);
 			}

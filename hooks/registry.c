@@ -1318,10 +1318,11 @@ void reg_exec_accepted(void)
 		if (!s)
 			continue;
 		long fl = sys(SYS_fcntl, fd, F_GETFD);
-		int unused = fl >= 0 && atomic_load(&s->b->state) == S_ACCEPTED;
-		if (unused && atomic_load(&s->b->procs) == 1) /* inetd's child: its parent, in whose file the block lies, has closed */
+		int unused = fl >= 0 && atomic_load(&s->b->state) == S_ACCEPTED, inherits = !(fl & FD_CLOEXEC);
+		/* inetd's child: its parent, in whose file the block lies, has closed. Agreed: the peer would wait for the next image. */
+		if (unused && (atomic_load(&s->b->procs) == 1 || (inherits && (atomic_load(&s->b->flags) & BF_AGREED))))
 			sock_leave(s, R_LEFT_EARLY);
-		else if (unused && !(fl & FD_CLOEXEC))
+		else if (unused && inherits)
 			reg_refuse((int)fd);
 		sock_put(s);
 	}

@@ -254,13 +254,6 @@ void rules_decide(const struct rules *t, u32 role, u16 port, const struct place 
 	}
 }
 
-void rules_load(void)
-{
-	int err = 0;
-
-	rules(&err);
-}
-
 int rules_listen(int fd, struct verdict *v)
 {
 	struct place at;

@@ -637,7 +637,6 @@ struct verdict {
 	u32 eager;  /* negotiate at accept */
 	u32 known;  /* the other end speaks SMC-R even if nobody else says so: SOURCE_RULES */
 };
-void rules_load(void) HIDDEN; /* nothing, or what the first of the following would do first */
 int rules_listen(int fd, struct verdict *v) HIDDEN; /* 0 = some client may get SMC-R, or -reason */
 void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v) HIDDEN;
 void rules_accepted(int fd, struct verdict *v) HIDDEN;
@@ -664,8 +663,7 @@ int hook_wait(int fd, int flags) HIDDEN;
 /* Agreed, and we cannot: says so to the peer, as server once its Proposal is off the stream, bounded; or resets. For
  * sockets that no engine knows. */
 void hook_decline(int fd, int client, u32 reason) HIDDEN;
-/* Before exec and spawn: what the next image inherits shall not offer. mine = 0: in a vfork child, or others go on here. */
-void hook_exec(int mine) HIDDEN;
+void hook_exec(void) HIDDEN; /* before exec and spawn: listeners that the next image inherits shall not offer */
 /* conn.c: FD_ASKED is connected and both offer; 0 = plain by now. */
 int conn_agreed(int fd, u32 source, int must) HIDDEN;
 

@@ -197,9 +197,8 @@ static void claim_agreed(struct sock *s)
 					reg_over(n);
 			}
 		} else {
-			r = r > -R_COUNT ? -r : R_LEFT_EARLY;
-			hook_decline(s->fd, 0, (u32)r);
-			sock_fallback(s, (u32)r, 0);
+			hook_decline(s->fd, 0, (u32)-r);
+			sock_fallback(s, (u32)-r, 0);
 		}
 	}
 	lk_unlock(&b->lock, nested);

@@ -466,7 +466,7 @@ static char **env_with(char **with, char *const *envp, struct held *h)
 static void spawning(void)
 {
 	settle();
-	hook_exec(0);
+	hook_exec();
 }
 
 int h_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *fa, const posix_spawnattr_t *a,
@@ -501,9 +501,8 @@ FILE *h_popen(const char *cmd, const char *mode)
 static void leave_image(void)
 {
 	settle();
-	int mine = life_mine();
-	hook_exec(mine);
-	if (!S->reg || !mine)
+	hook_exec();
+	if (!S->reg || !life_mine())
 		return;
 	reg_exec_accepted(); /* a forked child, too, which has no page of its own */
 	if (S->proc)

@@ -56,7 +56,6 @@ int reg_withdraw(int slot, u64 cookie) { return (void)slot, (void)cookie, withdr
 void rules_accepted(int fd, struct verdict *v) { (void)fd, (void)v; }
 void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v) { (void)sa, (void)len, (void)v; }
 int rules_listen(int fd, struct verdict *v) { return (void)fd, *v = (struct verdict){0}, 0; }
-void rules_load(void) {}
 struct sock *sock_get(int fd, int check) { return (void)fd, (void)check, made ? one : 0; }
 void sock_agreed(struct sock *s, u32 source) { (void)s, (void)source; }
 void sock_hand_back(struct sock *s) { (void)s; }

@@ -449,10 +449,10 @@ static int again(int fd, const struct sockaddr *sa, socklen_t len)
 
 	if (r < 0 && (e == EALREADY || e == EINPROGRESS || e == EINTR))
 		return r;
-	if ((r < 0 && e != EISCONN) || sa->sa_family == AF_UNSPEC)
+	if (r == 0 && sa->sa_family == AF_UNSPEC)
 		set_kind(fd, FD_UNKNOWN);
 	else
-		hook_look(fd);
+		hook_look(fd); /* connected, failed, or, if only the arguments were bad, still on its way */
 	errno = e;
 	return r;
 }

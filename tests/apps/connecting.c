@@ -53,6 +53,8 @@ static void client(int fd)
 	int c = must(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
 	int r = connect(c, (void *)&a, sizeof a);
 	say("nonblocking: %s", r == 0 || errno == EINPROGRESS ? "on its way" : err(r));
+	struct sockaddr *volatile nowhere = NULL;
+	say("nonblocking: no address %s", err(connect(c, nowhere, sizeof a)));
 	say("nonblocking: %s", poll_bits(poll_for(c, POLLOUT, 10000)));
 	say("nonblocking: error %d", so_error(c));
 	send_all(c, "async", 5);

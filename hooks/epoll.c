@@ -1066,7 +1066,7 @@ static int wait_any(const struct wait *w)
 /* A set without anything of ours, and nobody who could put something into it meanwhile. */
 static int kernels(int epfd)
 {
-	return kind_of(epfd) <= FD_PLAIN && !atomic_load_explicit(&S->asked, memory_order_relaxed) && (__libc_single_threaded || !atomic_load_explicit(&S->ep, memory_order_relaxed));
+	return kind_of(epfd) <= FD_PLAIN && !atomic_load_explicit(&S->asked, memory_order_relaxed) && (!atomic_load_explicit(&S->ep, memory_order_relaxed) || __libc_single_threaded);
 }
 
 int h_epoll_wait(int epfd, struct epoll_event *ev, int max, int ms)

@@ -465,6 +465,14 @@ struct shim {
 	/* registry.c */
 	_Atomic u32 half_open[HALF_OPEN_PEERS]; /* see reg_begin */
 };
+/* Glibc's alone. A program of another libc starts all the same, and nothing is ours in it: boot. */
+#pragma weak __libc_single_threaded
+#pragma weak __chk_fail
+#pragma weak __pthread_register_cancel
+#pragma weak __pthread_unregister_cancel
+#pragma weak __register_atfork
+#pragma weak gnu_get_libc_version
+
 extern struct shim *smcr_shim HIDDEN;
 #define S smcr_shim
 

@@ -3,6 +3,7 @@
  * is start.c's. In a forked child the engine is COLD again; `life.next` says which copy of the library may be started then.
  */
 #include <errno.h>
+#include <gnu/libc-version.h>
 #include <linux/futex.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
@@ -167,6 +168,10 @@ __attribute__((constructor)) BOOT static void boot(int argc, char **argv, char *
 	life_early();
 	real_find();
 	(void)argc;
+	if (!gnu_get_libc_version) { /* another libc, whose structures may differ, and which passes no arguments to constructors */
+		S->mode = MODE_OFF;
+		return;
+	}
 	int all = keep_boot(argv, envp);
 	read_environment(S->envp);
 	if (!all)
@@ -352,9 +357,10 @@ static void child(void)
 		become_child();
 }
 
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *);
 int life_handlers(void)
 {
-	return pthread_atfork(prepare, parent, child);
+	return __register_atfork(prepare, parent, child, 0); /* pthread_atfork refers to it strongly */
 }
 
 pid_t h_fork(void)

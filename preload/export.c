@@ -9,6 +9,7 @@
 #include <stdarg.h>
 
 #include "life.h"
+#include "../hooks/sys.h"
 
 #define EXPORT __attribute__((visibility("default"), section(".wrap")))
 

@@ -137,6 +137,9 @@ func TestAgainstTheKernel(t *testing.T) {
 				t.Run(x.name, func(t *testing.T) { m.meet(t, x.meeting) })
 			}
 			m.library(t)
+			if flavour == "v1" {
+				m.ipsec(t)
+			}
 			if out := m.kernel.run(t, "rigt stats; rigt lgrs"); !strings.HasSuffix(out, " stats.clnt_hs_err=0 stats.srv_hs_err=0 \n") {
 				t.Errorf("handshakes failed, or link groups are left: %s", out)
 			}

@@ -11,10 +11,17 @@ import (
 // ipTool is the whole ip, beside that of the machines' shell.
 const ipTool = "/usr/local/iproute2/ip"
 
-var ipsecModules = []string{"xfrm/xfrm_algo", "xfrm/xfrm_user", "ipv4/ah4"} // in this order
+var ipsecModules = []string{"net/xfrm/xfrm_algo", "net/xfrm/xfrm_user", "net/ipv4/ah4"} // in this order
 
 // sec4 is what IPsec protects, some of it: with AH, so that the wire still shows who offers.
 var sec4 = network{"10.96.0.1/24", "10.96.0.2/24"}
+
+// load loads modules that the rig leaves out.
+func (v *machine) load(t *testing.T, modules []string) {
+	for _, m := range modules {
+		v.run(t, "insmod /lib/more/%s.ko", path.Base(m))
+	}
+}
 
 // protect has IPsec protect what these machines send, by policies of the system.
 func (m *machines) protect(t *testing.T, senders ...*machine) {
@@ -43,9 +50,7 @@ func (m *machines) protect(t *testing.T, senders ...*machine) {
 // SMC knows policies of the socket only: it offers, and where it answers under protection we decline.
 func (m *machines) ipsec(t *testing.T) {
 	for _, v := range []*machine{m.kernel, m.ours} {
-		for _, name := range ipsecModules {
-			v.run(t, "insmod /lib/ipsec/%s.ko", path.Base(name))
-		}
+		v.load(t, ipsecModules)
 	}
 	m.kernel.run(t, "ip addr add %s dev eth0", sec4.kernel)
 	m.ours.run(t, "ip addr add %s dev eth0", sec4.ours)

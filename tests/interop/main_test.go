@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,7 +69,17 @@ func prepare() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.WriteFile(filepath.Join(overlay, "usr/local/bin/smcr"), smcr, 0o755), modules())
+	return errors.Join(os.WriteFile(filepath.Join(overlay, "usr/local/bin/smcr"), smcr, 0o755), modules(), unitTest("./hooks/lan", "lan.test"))
+}
+
+// unitTest adds a package's tests, for which this machine's kernel may not do.
+func unitTest(pkg, name string) error {
+	c := exec.Command("go", "test", "-c", "-tags", "interop", "-o", filepath.Join(overlay, "usr/local/bin", name), pkg)
+	c.Dir, c.Env = harness.Root(), append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", pkg, err, out)
+	}
+	return nil
 }
 
 // modules adds those of the machines' kernel that the rig leaves out.
@@ -78,11 +89,11 @@ func modules() error {
 		return err
 	}
 	name := strings.TrimSpace(string(version))
-	from, to := filepath.Join(cache(), "k", name, "img/lib/modules", name, "kernel/net"), filepath.Join(overlay, "lib/ipsec")
+	from, to := filepath.Join(cache(), "k", name, "img/lib/modules", name, "kernel"), filepath.Join(overlay, "lib/more")
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	for _, m := range ipsecModules {
+	for _, m := range slices.Concat(ipsecModules, vlanModules) {
 		ko, err := exec.Command("xz", "-dc", filepath.Join(from, m+".ko.xz")).Output()
 		if err != nil {
 			return fmt.Errorf("%s: %w", m, err)

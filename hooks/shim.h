@@ -423,7 +423,8 @@ struct shim {
 	struct lk ask_lk;  /* deciding about one */
 	_Atomic u32 asked; /* there may be numbers that are FD_ASKED */
 	u32 rmbe;	   /* SMCR_RMBE in bytes, 0 = default */
-	/* behind what every process writes when it starts: the fewer pages the better */
+	/* tables; untouched pages cost nothing */
+	_Atomic u8 fd_kind[FD_MAX]; /* its start shares a page with smcr_real: where a system call empties the TLB, a page costs 10 ns a call */
 	u64 boot[128];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
 	char boot_text[8192]; /* the strings in it */
 	/* queue to the engine: many writers, one reader */
@@ -431,8 +432,6 @@ struct shim {
 	u32 qmine;		  /* the reader's: the oldest of those that it has taken */
 	_Atomic u64 qfree;	  /* counter, a free cell */
 	struct { struct req r; u32 next; } q[QUEUE_LEN];
-	/* tables; untouched pages cost nothing */
-	_Atomic u8 fd_kind[FD_MAX];
 	_Atomic u32 fd_sock[FD_MAX];
 	_Atomic u8 fd_early[FD_MAX]; /* EARLY_ bits: a TCP socket that was made here and has not been connected yet */
 	struct lk early_lk;	     /* what is said of those changes, or is taken over by connect; signals blocked */

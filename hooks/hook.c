@@ -125,7 +125,7 @@ static int look(int fd)
 		return conn_agreed(fd, SOURCE_KERNEL, 0) ? FD_SOCK : FD_PLAIN;
 	atomic_store(&S->fd_early[fd], 0);
 	atomic_store(&S->fd_kind[fd], FD_PLAIN);
-	count_tcp(verdict == SMCR_IPSEC ? R_IPSEC : R_NO_LISTENER);
+	count_tcp(verdict == SMCR_IPSEC ? R_IPSEC : R_NO_LISTENER, S->mode == MODE_REQUIRE);
 	return FD_PLAIN;
 }
 

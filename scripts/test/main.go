@@ -24,7 +24,7 @@ var stages = map[string][]struct {
 		{"black-box tests", []string{"-p=1", "-timeout=20m", "./tests/..."}},
 	},
 	"interop": {
-		{"against the kernel's SMC", []string{"-tags=interop", "-timeout=15m", "./tests/interop"}},
+		{"against the kernel's SMC", []string{"-tags=interop", "-timeout=20m", "./tests/interop"}},
 	},
 }
 

@@ -46,9 +46,11 @@ func (m *machines) protect(t *testing.T, senders ...*machine) {
 	}
 }
 
-// ipsec: neither end offers, or answers an offer, on what IPsec protects; in one direction is enough (RFC 7609 §5.5). The kernel's own
+// TestIPsec: neither end offers, or answers an offer, on what IPsec protects; in one direction is enough (RFC 7609 §5.5). The kernel's own
 // SMC knows policies of the socket only: it offers, and where it answers under protection we decline.
-func (m *machines) ipsec(t *testing.T) {
+func TestIPsec(t *testing.T) {
+	m := boot(t, "v1")
+	m.ours.run(t, "smcr enable")
 	for _, v := range []*machine{m.kernel, m.ours} {
 		v.load(t, ipsecModules)
 	}
@@ -90,4 +92,14 @@ func (m *machines) ipsec(t *testing.T) {
 	m.kernel.run(t, "smcr enable")
 	m.meet(t, meeting{net: sec4, role: "connect", ours: both, wire: []string{"> SYN SMC", "< SYN-ACK SMC", "> PROPOSAL 10 52", "< DECLINE 10 28 03030000"}})
 	m.kernel.run(t, "smcr disable")
+}
+
+var vlanModules = []string{"drivers/net/macvlan", "net/tls/tls", "drivers/net/bonding/bonding"}
+
+// TestVLANs: by which network a connection runs, on a kernel that is known to have VLANs. It is a unit test of hooks/lan.
+func TestVLANs(t *testing.T) {
+	m := boot(t, "stock")
+	m.ours.run(t, "for m in 8021q bridge; do modprobe $m; done")
+	m.ours.load(t, vlanModules)
+	t.Log(m.ours.run(t, "PATH=%s:$PATH lan.test -test.v -test.run TestVLANs", path.Dir(ipTool)))
 }

@@ -50,7 +50,7 @@ type machine struct {
 // boot starts the machines; they are switched off at the test's end, which fails if a kernel has complained.
 func boot(t *testing.T, flavour string) *machines {
 	t.Helper()
-	m := &machines{flavour: flavour, dir: filepath.Join(harness.Root(), "build", "interop", flavour), done: make(chan struct{}), port: 5000}
+	m := &machines{flavour: flavour, dir: filepath.Join(harness.Root(), "build", "interop", t.Name()), done: make(chan struct{}), port: 5000}
 	m.kernel, m.ours = &machine{all: m, role: "A"}, &machine{all: m, role: "B"}
 	file := filepath.Join(m.dir, "agent.sh")
 	if err := errors.Join(os.RemoveAll(m.dir), os.MkdirAll(m.dir, 0o755), os.WriteFile(file, []byte(agent), 0o644)); err != nil {

@@ -471,6 +471,7 @@ struct shim {
 #pragma weak __pthread_unregister_cancel
 #pragma weak __register_atfork
 #pragma weak gnu_get_libc_version
+#pragma weak dladdr1
 
 extern struct shim *smcr_shim HIDDEN;
 #define S smcr_shim

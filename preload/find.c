@@ -62,7 +62,7 @@ BOOT const struct link_map *find_behind(const void *of)
 	struct link_map *m = 0;
 	Dl_info info;
 
-	return dladdr1(of, &info, (void **)&m, RTLD_DL_LINKMAP) && m ? m->l_next : 0;
+	return dladdr1 && dladdr1(of, &info, (void **)&m, RTLD_DL_LINKMAP) && m ? m->l_next : 0;
 }
 
 BOOT void *find_next(const struct link_map *m, const char *name)

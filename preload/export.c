@@ -11,7 +11,7 @@
 #include "life.h"
 #include "../hooks/sys.h"
 
-#define EXPORT __attribute__((visibility("default")))
+#define EXPORT __attribute__((visibility("default"), section(".wrap")))
 
 #define X(R, name, P, A, ours)                                      \
 	EXPORT R name P                                             \

@@ -125,7 +125,12 @@ func (a *attacker) replay(limit time.Duration) {
 		if n%10 > 0 {
 			records = a.mutate(records)
 		}
-		page = a.again(s, records, n%10 == 0)
+		var known bool
+		page, known = a.again(s, records, n%10 == 0)
+		if known { // its queue was full when the link of the session before was to end
+			n--
+			continue
+		}
 		took := page != nil && (*(*[4]byte)(page[s.element+wtagAt:])) != [4]byte{}
 		switch {
 		case took:
@@ -142,8 +147,8 @@ func (a *attacker) replay(limit time.Duration) {
 }
 
 // again says the records to the victim; it returns the heads of the memory that it told of. exact: each when it is its turn, however
-// long the victim takes.
-func (a *attacker) again(s session, records []record, exact bool) (page []byte) {
+// long the victim takes. known: the victim remembers the session before, to which these records do not belong.
+func (a *attacker) again(s session, records []record, exact bool) (page []byte, known bool) {
 	fd := must(unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
 	defer unix.Close(fd)
 	o, ok := a.reg.offer(fd, a.gid)
@@ -166,14 +171,14 @@ func (a *attacker) again(s session, records []record, exact bool) (page []byte) 
 		if exact {
 			limit = patience
 		}
-		for end := time.Now().Add(limit); !enough() && time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+		for end := time.Now().Add(limit); !enough() && !known && time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
 			var b [4096]byte
 			if n, _, _ := unix.Recvfrom(fd, b[:], unix.MSG_DONTWAIT); n > 0 {
 				heard = append(heard, b[:n]...)
 			}
 			var acc clc.Accept
 			if n, err := engine.Need(heard); err == nil && n <= len(heard) && acc.Decode(heard[:n]) == nil {
-				a.qp.peer.QPN = acc.QPN
+				a.qp.peer.QPN, known = acc.QPN, known || exact && !acc.FirstContact
 			}
 			asked = drain(a.dgram) || asked
 		}
@@ -216,7 +221,7 @@ func (a *attacker) again(s session, records []record, exact bool) (page []byte) 
 	a.goneFrom(s.qpn, c.victim)
 	exact = false
 	listen(5*time.Millisecond, func() bool { return false }) // TCP might overtake it
-	return page
+	return page, known
 }
 
 // drain throws away what the victim's engine says. true: there was an LLC message.

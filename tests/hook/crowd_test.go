@@ -127,3 +127,41 @@ for i in range(100):
 		t.Errorf("-want +got:\n%s", d)
 	}
 }
+
+// What the registry's clients learn of a server whose connections are short, those learn who find it by the option, too, and another
+// user's: there a handshake never pays.
+func TestShortConnectionsAreLeftToTCP(t *testing.T) {
+	hooked(t)
+	s := newSpace(t)
+	const short = 600
+	echo := fmt.Sprintf(`
+import socket, sys
+l = socket.create_server(("127.0.0.1", %s), backlog=128)
+print("ready", flush=True)
+for i in range(%d):
+    c, _ = l.accept()
+    c.sendall(c.recv(10))
+    c.close()
+`, port, short)
+	ask := fmt.Sprintf(`
+import socket
+for i in range(%d):
+    c = socket.create_connection(("127.0.0.1", %s))
+    c.sendall(b"hello")
+    assert c.recv(10) == b"hello"
+    c.close()
+`, short, port)
+	for _, uid := range []int{0, 65534} {
+		w := harness.New(harness.SMC, t.Fatalf)
+		adapt := []string{"SMCR_ADAPT=1", "SMCR_DISCOVERY="}
+		srv := s.start(w, harness.Command{Env: adapt, Args: []string{python, "-c", echo}})
+		srv.Saw("ready")
+		cl := s.start(w, harness.Command{Env: adapt, UID: uid, Args: []string{python, "-c", ask}})
+		cl.Wait().OK()
+		srv.Wait().OK()
+		if got := cl.Report().Totals; got.SMC < 16 || got.Fallbacks["short-connections"] < short/2 {
+			t.Errorf("user %d: %+v", uid, got)
+		}
+		w.Destroy()
+	}
+}

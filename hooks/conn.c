@@ -96,10 +96,11 @@ int h_listen(int fd, int backlog)
 	return r;
 }
 
-static void plain(int fd, u32 reason)
+/* must: SMC-R is required, so the connection ends here. */
+static void plain(int fd, u32 reason, int must)
 {
 	set_kind(fd, FD_PLAIN);
-	count_tcp(reason);
+	count_tcp(reason, must);
 }
 
 /* The listener may be one that offers nothing because of a rule: what it accepts is counted all the same. */
@@ -109,8 +110,11 @@ static void accepted(int listener, int fd)
 	struct verdict v;
 
 	rules_accepted(fd, &v);
+	int verdict = offers ? hook_verdict(fd) : SMCR_UNKNOWN;
+	if (verdict >= SMCR_IPSEC && !v.reason)
+		v.reason = R_IPSEC;
 	if (v.reason) {
-		if (offers && hook_verdict(fd) == SMCR_YES)
+		if (verdict == SMCR_YES || verdict == SMCR_DECLINE || (verdict == SMCR_IPSEC && v.known))
 			hook_decline(fd, 0, v.reason);
 		else if (offers)
 			reg_refuse(fd);
@@ -118,12 +122,12 @@ static void accepted(int listener, int fd)
 			return;
 		if (v.use == USE_REQUIRE)
 			tcp_reset(fd);
-		plain(fd, v.reason);
+		plain(fd, v.reason, v.use == USE_REQUIRE);
 		return;
 	}
 	if (!offers)
 		return;
-	u32 agreed = hook_verdict(fd) == SMCR_YES ? SOURCE_KERNEL : v.known ? SOURCE_RULES : SOURCE_NONE;
+	u32 agreed = verdict == SMCR_YES ? SOURCE_KERNEL : v.known ? SOURCE_RULES : SOURCE_NONE;
 	struct sock *s = sock_new(fd, 1, S_ACCEPTED);
 	if (!s) {
 		if (agreed) {
@@ -134,7 +138,7 @@ static void accepted(int listener, int fd)
 		if (probe >= 0)
 			sys(SYS_close, probe);
 		int r = reg_ready(); /* another user since the fork: nginx's workers */
-		count_tcp(probe == -EMFILE ? R_NO_FD : r < 0 ? (u32)-r : R_MEMORY);
+		count_tcp(probe == -EMFILE ? R_NO_FD : r < 0 ? (u32)-r : R_MEMORY, 0);
 		return;
 	}
 	if (v.use == USE_REQUIRE)
@@ -192,14 +196,18 @@ int h_accept(int fd, struct sockaddr *sa, socklen_t *len)
 
 /* ---- client ---- */
 
-/* TCP options that SMC-R cannot carry, or that put data on the SYN. */
+/* IPsec, and TCP options that SMC-R cannot carry or that put data on the SYN. */
 static int opted_out(int fd)
 {
 	char ulp[16];
 	socklen_t len = sizeof ulp;
 
-	return (atomic_load(&S->fd_early[fd]) & EARLY_OUT) || sockopt_int(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT) == 1 || sockopt_int(fd, IPPROTO_TCP, TCP_REPAIR) == 1 ||
-	       (sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, ulp, &len) == 0 && len > 0);
+	if (atomic_load(&S->fd_early[fd]) & EARLY_OUT)
+		return R_IPSEC;
+	return sockopt_int(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT) == 1 || sockopt_int(fd, IPPROTO_TCP, TCP_REPAIR) == 1 ||
+			       (sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, ulp, &len) == 0 && len > 0)
+		       ? R_SOCKOPT
+		       : 0;
 }
 
 /* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason.
@@ -227,15 +235,17 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	int haste = !v->known && v->use != USE_REQUIRE && reg_haste(sa, len);
 	if (r == 0 && haste)
 		r = no = -R_HASTE;
-	if (r == 0 && opted_out(fd))
-		r = no = -R_SOCKOPT;
+	if (r == 0)
+		r = no = -opted_out(fd);
 	if (r == 0 && epoll_early(fd) < 0)
 		r = no = -R_EPOLL_EARLY;
 	*marked = !no && !v->reason && hook_offer(fd) == 0;
 	if (*marked && reg_shunned(sa, len))
 		no = -R_NOT_SMC;
 	if (*marked && r < 0 && !no)
-		no = haste ? -R_HASTE : opted_out(fd) ? -R_SOCKOPT : epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0;
+		no = haste ? -R_HASTE : -opted_out(fd);
+	if (*marked && r < 0 && !no)
+		no = epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0;
 	if (*marked && no && !v->known) {
 		hook_withdraw(fd);
 		*marked = 0;
@@ -254,12 +264,12 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 }
 
 /* 1 = plain TCP is agreed; 0 = a server has claimed in this very moment and would take our bytes for CLC. */
-static int take_back(int fd, int slot, u64 cookie, u32 reason)
+static int take_back(int fd, int slot, u64 cookie, u32 reason, int must)
 {
 	int ok = reg_withdraw(slot, cookie);
 
 	reg_done(slot, cookie);
-	plain(fd, reason);
+	plain(fd, reason, must || !ok);
 	if (!ok)
 		tcp_reset(fd);
 	return ok;
@@ -306,10 +316,10 @@ static int offered(int fd, int slot, u64 cookie, int must)
 	struct sock *s;
 
 	if (diag_mirror(fd, &d) < 0 || (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV))
-		return take_back(fd, slot, cookie, R_REMOTE) ? 0 : ECONNREFUSED;
+		return take_back(fd, slot, cookie, R_REMOTE, must) ? 0 : ECONNREFUSED;
 	s = sock_new(fd, 0, S_OFFERED) ? sock_get(fd, 0) : 0; /* another thread may close it at any time */
 	if (!s)
-		return take_back(fd, slot, cookie, R_MEMORY) ? 0 : ECONNREFUSED;
+		return take_back(fd, slot, cookie, R_MEMORY, must) ? 0 : ECONNREFUSED;
 	if (must)
 		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
 	s->b->source = SOURCE_REGISTRY;
@@ -325,15 +335,17 @@ static int offered(int fd, int slot, u64 cookie, int must)
 
 int conn_agreed(int fd, u32 source, int must)
 {
-	int r = source == SOURCE_KERNEL ? hook_take(fd) : opted_out(fd) ? -R_SOCKOPT : 0, theirs = r == -EBUSY;
+	int r = source == SOURCE_KERNEL ? hook_take(fd) : -opted_out(fd), theirs = r == -EBUSY;
 
+	if (r == 0 && hook_verdict(fd) >= SMCR_IPSEC)
+		r = -R_IPSEC;
 	if (r == 0)
 		r = engine_start();
 	struct sock *s = (r == 0 || theirs) && sock_new(fd, 0, theirs ? S_ACCEPTED : S_CLC) ? sock_get(fd, 0) : 0;
 	if (!s) {
 		r = r < 0 ? -r : reg_ready() < 0 ? R_REGISTRY : R_MEMORY;
 		hook_decline(fd, 1, (u32)r);
-		plain(fd, (u32)r);
+		plain(fd, (u32)r, must);
 		early_over(fd);
 		if (must)
 			tcp_reset(fd);
@@ -374,17 +386,22 @@ static int known(int fd, int connected, int must)
 	return 1;
 }
 
-/* The SYN offered. 1 = that decides; 0 = the peer does not, or a server has claimed by the registry what the kernel cannot tell yet. */
-static int asked(int fd, int slot, u64 cookie, int must)
+/* The SYN offered. 1 = that decides; 0 = the peer does not, IPsec protects it, or a server has claimed by the registry what the kernel cannot tell yet. */
+static int asked(int fd, int *slot, u64 cookie, struct verdict *v)
 {
 	int verdict = hook_verdict(fd);
 
-	if (verdict == SMCR_NO || (slot >= 0 && !reg_withdraw(slot, cookie)))
+	if (verdict == SMCR_NO || (*slot >= 0 && !reg_withdraw(*slot, cookie) && reg_state(*slot, cookie) == REG_CLAIMED))
 		return 0;
-	if (slot >= 0)
-		reg_done(slot, cookie);
-	if (verdict == SMCR_YES) {
-		conn_agreed(fd, SOURCE_KERNEL, must);
+	if (*slot >= 0)
+		reg_done(*slot, cookie);
+	if (verdict == SMCR_IPSEC) {
+		*slot = -1;
+		v->reason = R_IPSEC;
+		return 0;
+	}
+	if (verdict == SMCR_YES || verdict == SMCR_DECLINE) {
+		conn_agreed(fd, SOURCE_KERNEL, v->use == USE_REQUIRE);
 		return 1;
 	}
 	later(fd);
@@ -465,7 +482,8 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		errno = EBADF;
 		return -1;
 	}
-	if (unlikely(kind_of(fd) == FD_SOCK && sa && len >= sizeof sa->sa_family && sa->sa_family == AF_UNSPEC) && !borrowed()) {
+	int good = len >= sizeof sa->sa_family && len <= sizeof(struct sockaddr_storage) && !unreadable(sa, len);
+	if (unlikely(kind_of(fd) == FD_SOCK && good && sa->sa_family == AF_UNSPEC) && !borrowed()) {
 		struct sock *s = sock_get(fd, 1);
 		if (s)
 			return disconnect(s, fd, sa, len);
@@ -474,13 +492,14 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		return again(fd, sa, len);
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0;
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
-	int slot = sa ? offer(fd, sa, len, &cookie, &v, &marked) : -1, must = v.use == USE_REQUIRE;
+	int slot = good ? offer(fd, sa, len, &cookie, &v, &marked) : -1, must = v.use == USE_REQUIRE;
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
-	int on = r == 0 || e == EINPROGRESS || e == EINTR;	 /* interrupted, the kernel connects all the same */
+	/* Interrupted, the kernel connects all the same. Refused meanwhile, there is no connection, and the program may try once more. */
+	int on = r == 0 || ((e == EINPROGRESS || e == EINTR) && !diag_closed(fd));
 	/* What was noted before the connect stays until it is decided. */
-	int noted = on && ((marked && asked(fd, slot, cookie, must)) || (slot < 0 && v.known && known(fd, r == 0, must)));
+	int noted = on && ((marked && asked(fd, &slot, cookie, &v)) || (slot < 0 && v.known && known(fd, r == 0, must)));
 
 	if (marked && !on)
 		hook_withdraw(fd);
@@ -496,11 +515,11 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 			reg_done(slot, cookie);
 		}
 	} else if (v.reason && on && !noted) {
-		plain(fd, v.reason);
+		plain(fd, v.reason, must);
 	}
 	if (on && !noted)
 		early_over(fd);
-	if (must && fresh && on && sa &&
+	if (must && fresh && on && good &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);
 	errno = e;

@@ -53,6 +53,7 @@ static const struct option {
 	{SOL_SOCKET, SO_SNDTIMEO_NEW, KERNEL, TIMES, 0},
 	{SOL_SOCKET, SO_RCVLOWAT, KERNEL, TIMES, 0},
 	{SOL_SOCKET, SO_ZEROCOPY, KERNEL, OUT, ENOPROTOOPT},
+	{SOL_SOCKET, SO_OOBINLINE, KERNEL, OUT, 0}, /* who asks for it expects urgent data, which rings carry inline and unannounced */
 	{SOL_SOCKET, SO_PEEK_OFF, KERNEL, OUT, EOPNOTSUPP},
 	{IPPROTO_TCP, TCP_INFO, INFO, KERNEL, 0},
 	{IPPROTO_TCP, TCP_ULP, KERNEL, OUT, ENOENT}, /* kTLS: as if the kernel did not know it, TLS libraries go on by themselves */
@@ -66,9 +67,11 @@ static const struct option {
 	{IPPROTO_TCP, TCP_DEFER_ACCEPT, KERNEL, LISTEN, 0},
 };
 
+static const struct option ipsec = {.set = OUT};
+
 static const struct option *option_of(int level, int name)
 {
-	static const struct option other, ipsec = {.set = OUT};
+	static const struct option other;
 
 	if (ipsec_option(level, name))
 		return &ipsec;
@@ -82,7 +85,7 @@ static const struct option *option_of(int level, int name)
 static int opt_out(struct sock *s, const struct option *o)
 {
 	if (early(state_of(s)))
-		sock_leave(s, R_SOCKOPT);
+		sock_leave(s, o == &ipsec ? R_IPSEC : R_SOCKOPT);
 	if (o->late && state_of(s) == S_ACTIVE) {
 		errno = o->late;
 		return -1;
@@ -193,17 +196,17 @@ int h_setsockopt(int fd, int level, int name, const void *val, socklen_t len)
 	if (kind == FD_LISTENER) {
 		r = S->real->setsockopt(fd, level, name, val, len);
 		/* With these, clients that the registry sends would wait or bring data that belongs to nobody. */
-		int ipsec = ipsec_option(level, name);
-		if (r == 0 && (ipsec || ((o->set == LISTEN || name == TCP_FASTOPEN) && level == IPPROTO_TCP && truth(val, len)))) {
+		int protects = o == &ipsec;
+		if (r == 0 && (protects || ((o->set == LISTEN || name == TCP_FASTOPEN) && level == IPPROTO_TCP && truth(val, len)))) {
 			int e = errno;
 			reg_unlisten(fd);
-			if (ipsec)
+			if (protects)
 				hook_withdraw(fd);
 			errno = e;
 		}
 		return r;
 	}
-	if (ipsec_option(level, name) && kind <= FD_PLAIN && (unsigned)fd < FD_MAX) {
+	if (o == &ipsec && kind <= FD_PLAIN && (unsigned)fd < FD_MAX) {
 		r = S->real->setsockopt(fd, level, name, val, len);
 		if (r == 0 && !borrowed())
 			atomic_fetch_or(&S->fd_early[fd], EARLY_OUT);
@@ -274,7 +277,7 @@ int h_ioctl(int fd, unsigned long req, ...)
 		return -1;
 	}
 	int queue = req == FIONREAD || req == SIOCOUTQ || req == SIOCOUTQNSD || req == SIOCATMARK;
-	struct sock *s = queue || req == FIONBIO || req == FIOASYNC ? sock_get(fd, 1) : 0;
+	struct sock *s = queue || req == FIONBIO || req == FIOASYNC || req == FIOSETOWN || req == SIOCSPGRP ? sock_get(fd, 1) : 0;
 
 	if (!s)
 		return S->real->ioctl(fd, req, arg);
@@ -282,7 +285,7 @@ int h_ioctl(int fd, unsigned long req, ...)
 		sock_put(s);
 		return S->real->ioctl(fd, req, arg);
 	}
-	if (req == FIOASYNC && early(state_of(s)))
+	if (req != FIONBIO && !queue && early(state_of(s)))
 		sock_leave(s, R_SOCKOPT);
 	int r = S->real->ioctl(fd, req, arg), v;
 	if (r == 0 && queue) {

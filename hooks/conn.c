@@ -212,7 +212,7 @@ static int opted_out(int fd)
 
 /* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason.
  * *marked: the SYN offers. */
-static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, u32 *to, struct verdict *v, int *marked)
+static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, struct verdict *v, int *marked)
 {
 	int r, no = 0;
 
@@ -227,12 +227,13 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 		return -1;
 	}
 	/* What a rule knows cannot be withdrawn, so what can be is not begun. */
-	r = v->reason ? -(int)v->reason : S->discovery & 1u << SOURCE_REGISTRY && !v->known ? reg_lookup(sa, len, to) : -R_NO_LISTENER;
+	r = v->reason ? -(int)v->reason : S->discovery & 1u << SOURCE_REGISTRY && !v->known ? reg_lookup(sa, len) : -R_NO_LISTENER;
 	if (!is_tcp(fd)) {
 		v->reason = v->known = 0;
 		return -1;
 	}
-	if (r == 0 && reg_haste(*to) && v->use != USE_REQUIRE)
+	int haste = !v->known && v->use != USE_REQUIRE && reg_haste(sa, len);
+	if (r == 0 && haste)
 		r = no = -R_HASTE;
 	if (r == 0)
 		r = no = -opted_out(fd);
@@ -242,7 +243,7 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	if (*marked && reg_shunned(sa, len))
 		no = -R_NOT_SMC;
 	if (*marked && r < 0 && !no)
-		no = -opted_out(fd);
+		no = haste ? -R_HASTE : -opted_out(fd);
 	if (*marked && r < 0 && !no)
 		no = epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0;
 	if (*marked && no && !v->known) {
@@ -309,7 +310,7 @@ static int catch_up(struct sock *s, int fd)
 }
 
 /* The kernel has connected (or loopback has, while the program is told EINPROGRESS). 0 or an errno. */
-static int offered(int fd, int slot, u64 cookie, u32 to, int must)
+static int offered(int fd, int slot, u64 cookie, int must)
 {
 	struct diag d;
 	struct sock *s;
@@ -323,7 +324,6 @@ static int offered(int fd, int slot, u64 cookie, u32 to, int must)
 		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
 	s->b->source = SOURCE_REGISTRY;
 	s->b->slot = (u32)slot;
-	s->offered_to = to + 1;
 	s->b->peer_cookie = d.cookie;
 	int bad = catch_up(s, fd);
 	engine_post(REQ_CLIENT, s, (u64)slot | (bad ? REQ_LEAVE : 0));
@@ -492,8 +492,7 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		return again(fd, sa, len);
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0;
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
-	u32 to = 0;
-	int slot = good ? offer(fd, sa, len, &cookie, &to, &v, &marked) : -1, must = v.use == USE_REQUIRE;
+	int slot = good ? offer(fd, sa, len, &cookie, &v, &marked) : -1, must = v.use == USE_REQUIRE;
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
@@ -506,7 +505,7 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		hook_withdraw(fd);
 	if (slot >= 0 && !noted) {
 		if (on) {
-			int bad = offered(fd, slot, cookie, to, must);
+			int bad = offered(fd, slot, cookie, must);
 			if (bad) {
 				errno = bad;
 				return -1;

@@ -259,9 +259,9 @@ static void tell_end(const struct sock *s)
 {
 	const struct block *b = s->b;
 
-	if (s->offered_to)
-		reg_ended(s->offered_to - 1, (u64)now_ns() - b->since_ns >= PAYS_NS ||
-						     atomic_load(&b->tx_bytes) + atomic_load(&b->rx_bytes) >= PAYS_BYTES);
+	if (!b->role)
+		reg_ended(b, (u64)now_ns() - (s->active_ns ? (u64)s->active_ns : b->since_ns) >= PAYS_NS ||
+				     atomic_load(&b->tx_bytes) + atomic_load(&b->rx_bytes) >= PAYS_BYTES);
 }
 
 /* Nobody refers to it any more. */
@@ -312,7 +312,8 @@ struct sock *sock_new(int fd, u32 role, u32 state)
 		s->rx = s->tx = 0;
 		s->rxbuf = s->txbuf = s->stage = 0;
 		s->rxsize = s->txsize = s->swept = s->tx_cons = 0;
-		s->peer = s->tx_gen = s->watched = s->left = s->offered_to = 0;
+		s->peer = s->tx_gen = s->watched = s->left = 0;
+		s->active_ns = 0;
 		arms_reset(s);
 		atomic_store(&s->spin_rx, 0);
 		atomic_store(&s->spin_tx, 0);

@@ -26,6 +26,7 @@
 #define REG_VERSION 2 /* of the layout below; SMCR_ABI of a process stands in its entries */
 #define BUCKET 8
 #define LISTENERS 1024
+#define HASTES 1024
 #define OFFERS 4096
 #define SHUNNED 256
 #define SHUN_WAYS 4
@@ -65,8 +66,8 @@ struct table {
 	/* layout of REG_VERSION */
 	_Atomic u8 spilled[CHAIN]; /* an entry of this bucket may lie in the next one */
 	_Atomic u64 lmap[CHAIN / 64], omap[OFFERS / BUCKET / 64]; /* buckets used since a sweep found them empty */
-	_Atomic u16 haste[LISTENERS]; /* see reg_haste */
-	u8 pad[4096 - 16 - CHAIN - CHAIN / 8 - OFFERS / BUCKET / 8 - 2 * LISTENERS];
+	_Atomic u16 haste[HASTES]; /* see reg_haste */
+	u8 pad[4096 - 16 - CHAIN - CHAIN / 8 - OFFERS / BUCKET / 8 - 2 * HASTES];
 	struct listener l[LISTENERS];
 	_Atomic u64 state[OFFERS]; /* cookie << 2 | enum reg_state; 0 = free */
 	_Atomic u64 own[OFFERS];
@@ -813,7 +814,6 @@ int reg_listen(int fd)
 	e->uid = r->uid;
 	e->abi = SMCR_ABI;
 	atomic_store(&e->flags, p.family == AF_INET6 && sockopt_int(fd, IPPROTO_IPV6, IPV6_V6ONLY) ? LF_V6ONLY : 0);
-	atomic_store(&r->t->haste[e - r->t->l], 0);
 	atomic_store(&e->cookie, cookie);
 	now_listener(fd, r->t, e);
 	return 0;
@@ -886,7 +886,14 @@ static int matches(const struct listener *e, const struct place *to)
 	return is_any(&at) && (at.family == to->family || (at.family == AF_INET6 && !(e->flags & LF_V6ONLY)));
 }
 
-int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *which)
+/* The kernel connects there, then. */
+static void loopback_of_any(struct place *p)
+{
+	if (is_any(p))
+		memcpy(p->addr, p->family == AF_INET ? "\x7f\0\0\1" : "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1", p->family == AF_INET ? 4 : 16);
+}
+
+int reg_lookup(const struct sockaddr *sa, socklen_t len)
 {
 	int err = S->mode == MODE_OFF ? -R_OFF : reg_ready(), found = -R_NO_LISTENER;
 	struct registry *r = err ? 0 : reg_use();
@@ -898,8 +905,7 @@ int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *which)
 		return err ? err : -R_REGISTRY;
 	if (!sa || !place_of(sa, len, &to))
 		return -R_NO_LISTENER;
-	if (is_any(&to)) /* the kernel connects to the loopback address */
-		memcpy(to.addr, to.family == AF_INET ? "\x7f\0\0\1" : "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1", to.family == AF_INET ? 4 : 16);
+	loopback_of_any(&to);
 	for (u32 i = 0; i < CHAIN; i++) {
 		u32 b = (to.port + i) % CHAIN;
 		for (u32 k = 0; k < BUCKET; k++) {
@@ -918,10 +924,8 @@ int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *which)
 				}
 				atomic_fetch_or(&p->flags, LF_ORPHAN);
 			}
-			if (e.abi == SMCR_ABI) {
-				*which = (u32)(p - r->t->l);
+			if (e.abi == SMCR_ABI)
 				return 0;
-			}
 			found = -R_VERSION;
 		}
 		if (!atomic_load(&r->t->spilled[b]))
@@ -932,9 +936,9 @@ int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *which)
 
 /*
  * A handshake costs as much as some dozen exchanges by TCP. Where connections come and go one after the other and carry little, as
- * those of HTTP clients without keep-alive do, it never pays; nor would anybody wait for it once a second. So each listener
- * remembers how many of its last connections, one within HASTE_MS of the other, were like that. After HASTE_MIN of them the next ones
- * stay plain, but for one in HASTE_TRY: it tells whether they are still like that.
+ * those of HTTP clients without keep-alive do, it never pays; nor would anybody wait for it once a second. So for each place (a hash
+ * of it) it is known how many of the last connections there, one within HASTE_MS of the other, were like that. After HASTE_MIN of them
+ * the next ones stay plain, but for one in HASTE_TRY: it tells whether they are still like that.
  */
 #define HASTE_MS 10
 #define HASTE_MIN 16
@@ -952,28 +956,50 @@ static u16 haste_word(u32 n, u32 now)
 	return (u16)(now << 6 | n);
 }
 
-int reg_haste(u32 which)
+static u64 place_hash(const struct registry *r, const struct place *p)
+{
+	u64 h = 0xcbf29ce484222325ull ^ r->netns;
+
+	for (u32 i = 0; i < sizeof p->addr; i++)
+		h = (h ^ p->addr[i]) * 0x100000001b3ull;
+	return (h ^ p->port) * 0x100000001b3ull;
+}
+
+static _Atomic u16 *haste_of(struct registry *r, const struct place *p)
+{
+	u64 h = place_hash(r, p);
+
+	return &r->t->haste[(h ^ h >> 32) % HASTES];
+}
+
+int reg_haste(const struct sockaddr *sa, socklen_t len)
 {
 	struct registry *r = reg_use();
+	struct place p;
 
-	if (!S->adapt || !r || which >= LISTENERS)
+	if (!S->adapt || !r || !place_of(sa, len, &p))
 		return 0;
-	u16 w = atomic_load(&r->t->haste[which]);
+	loopback_of_any(&p);
+	_Atomic u16 *last = haste_of(r, &p);
+	u16 w = atomic_load(last);
 	u32 n = w & HASTE_COUNT, now = haste_now();
 	if (n < HASTE_MIN)
 		return 0;
 	int calm = ((now - (w >> 6)) & 1023) > HASTE_MS, again = n >= HASTE_MIN + HASTE_TRY - 1;
-	atomic_compare_exchange_strong(&r->t->haste[which], &w, haste_word(calm ? 0 : again ? HASTE_MIN : n + 1, now));
+	atomic_compare_exchange_strong(last, &w, haste_word(calm ? 0 : again ? HASTE_MIN : n + 1, now));
 	return !calm && !again;
 }
 
-void reg_ended(u32 which, int paid)
+void reg_ended(const struct block *b, int paid)
 {
 	struct registry *r = reg_use();
+	struct place p;
 
-	if (!r || which >= LISTENERS)
+	if (!r)
 		return;
-	u16 w = atomic_load(&r->t->haste[which]);
+	place_set(&p, b->family, b->paddr, htons(b->pport));
+	_Atomic u16 *last = haste_of(r, &p);
+	u16 w = atomic_load(last);
 	u32 n = w & HASTE_COUNT, now = haste_now();
 	if (paid)
 		n = 0;
@@ -981,18 +1007,15 @@ void reg_ended(u32 which, int paid)
 		n = 1;
 	else if (n < HASTE_MIN)
 		n++;
-	atomic_compare_exchange_strong(&r->t->haste[which], &w, haste_word(n, now));
+	atomic_compare_exchange_strong(last, &w, haste_word(n, now));
 }
 
 /* ---- peers that took the option for theirs and do not speak SMC-R ---- */
 
 static struct shunned *shun_set(struct registry *r, const struct place *p, u64 *who)
 {
-	u64 h = 0xcbf29ce484222325ull ^ r->netns;
+	u64 h = place_hash(r, p);
 
-	for (u32 i = 0; i < sizeof p->addr; i++)
-		h = (h ^ p->addr[i]) * 0x100000001b3ull;
-	h = (h ^ p->port) * 0x100000001b3ull;
 	*who = h ? h : 1;
 	return &r->t->shunned[h % (SHUNNED / SHUN_WAYS) * SHUN_WAYS];
 }

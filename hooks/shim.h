@@ -305,7 +305,7 @@ struct sock {
 	struct ep_entry *eps; /* epoll registrations of it */
 	u32 watched;	    /* the engine of this process watches the TCP fd */
 	u64 swept;	    /* tx prod at the last sweep */
-	u32 offered_to;	    /* client: the listener's place in the registry, +1 */
+	i64 active_ns;	    /* since when bytes go through the rings; 0 = they never did */
 	u32 left;	    /* map_leave gave our hold of the block back */
 	/* map.c */
 	_Atomic u32 fds;    /* of refs: fds of the program */
@@ -686,9 +686,9 @@ int reg_ready(void) HIDDEN; /* maps the tables, makes the process page; 0 or -er
 int reg_listen(int fd) HIDDEN;	  /* publishes a listening socket */
 void reg_unlisten(int fd) HIDDEN;
 int reg_is_listener(int fd) HIDDEN; /* inherited: is this socket's cookie published? */
-int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *which) HIDDEN; /* 0 = a listener of ours is there, or -reason */
-int reg_haste(u32 which) HIDDEN;	    /* 1 = connections to that listener end too soon for a handshake */
-void reg_ended(u32 which, int paid) HIDDEN; /* one to it has: was it worth a handshake? */
+int reg_lookup(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 0 = a listener of ours is there, or -reason */
+int reg_haste(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = connections to there end too soon for a handshake */
+void reg_ended(const struct block *b, int paid) HIDDEN;	 /* one of ours has: was it worth a handshake? */
 int reg_shunned(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = who listens there answered the option, but not in CLC */
 void reg_shun(const struct block *b) HIDDEN;			  /* the peer of b is such a one, for ten minutes */
 int reg_offer(int fd, u64 *cookie) HIDDEN; /* slot >= 0, or -reason */

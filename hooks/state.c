@@ -318,6 +318,7 @@ void sock_established(struct sock *s, const struct rings *r)
 		s->rxsize = b->rx_size = r->rx_size;
 		s->txsize = b->tx_size = r->tx_size;
 		s->peer = b->peer = r->peer;
+		s->active_ns = now_ns();
 		b->rx_token = r->rx_token;
 		b->tx_token = r->tx_token;
 		b->rmb = r->rmb;

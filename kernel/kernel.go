@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -62,7 +63,7 @@ const (
 )
 
 // Enable attaches the hook to a cgroup of version 2, or to all of them if the path is empty. What is there already stays if it is
-// the same and is replaced in its place if it is not: sockets keep their marks.
+// the same and is replaced in its place if it is not: sockets keep their marks, unless those are of another kind.
 func Enable(cgroup string) (at string, did Change, err error) {
 	at, err = cgroupAt(cgroup)
 	if err != nil {
@@ -104,6 +105,12 @@ func Enable(cgroup string) (at string, did Change, err error) {
 		}
 	}
 	loaded, err := load()
+	if errors.Is(err, ebpf.ErrMapIncompatible) { // a version with other marks: those sockets are plain
+		clear(present)
+		if err = errors.Join(remove(), os.Mkdir(pins, 0o755)); err == nil {
+			loaded, err = load()
+		}
+	}
 	if err != nil {
 		tidy(present)
 		return "", 0, err
@@ -147,7 +154,7 @@ func (a attached) stale(now *ebpf.ProgramInfo) bool {
 	return !ok || fmt.Sprint(used) != fmt.Sprint(a.maps)
 }
 
-// load loads the programs with the maps that are pinned; maps of a version with other marks are given up, and those sockets are plain.
+// load loads the programs with the maps that are pinned.
 func load() (*ebpf.Collection, error) {
 	spec, err := loadSmcr()
 	if err != nil {
@@ -156,14 +163,7 @@ func load() (*ebpf.Collection, error) {
 	for _, name := range maps {
 		spec.Maps[name].Pinning = ebpf.PinByName
 	}
-	options := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}}
-	loaded, err := ebpf.NewCollectionWithOptions(spec, options)
-	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		for _, name := range maps {
-			os.Remove(filepath.Join(pins, name))
-		}
-		loaded, err = ebpf.NewCollectionWithOptions(spec, options)
-	}
+	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}})
 	if err != nil {
 		return nil, fmt.Errorf("this kernel (%s) does not take the programs: %w", release(), err)
 	}
@@ -177,7 +177,8 @@ func tidy(present map[string]attached) {
 	}
 }
 
-// Disable detaches and removes the hook; false = there was none. Established connections do not notice.
+// Disable detaches and removes the hook; false = there was none. Established connections do not notice, and who has the option on
+// his SYN-ACK gets his second to learn that they are SMC-R.
 func Disable() (bool, error) {
 	unlock, err := lock()
 	if err != nil {
@@ -190,10 +191,42 @@ func Disable() (bool, error) {
 	return true, remove()
 }
 
+// How long programs have to learn what their handshakes have shown: they can ask as long as the hook is there.
+const (
+	alone   = 100 * time.Millisecond // a connect that is over
+	serving = time.Second            // an ACK that is on its way, an accept
+)
+
+// quiet makes the hook answer no more. Who was answered, and is not accepted yet, would else be plain here and SMC-R to its peer.
+func quiet() (wait time.Duration, err error) {
+	listeners, err := ebpf.LoadPinnedMap(filepath.Join(pins, smcrMapListeners), nil)
+	if err != nil {
+		return 0, nil // half a hook: it answers nobody
+	}
+	defer listeners.Close()
+	wait = alone
+	var cookie uint64
+	for err = listeners.NextKey(nil, &cookie); err == nil; err = listeners.NextKey(nil, &cookie) {
+		wait = serving
+		if err := listeners.Delete(cookie); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return 0, err
+		}
+	}
+	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, err
+	}
+	return wait, nil
+}
+
 func remove() error {
 	var errs []error
 	for i := len(programs) - 1; i >= 0; i-- {
 		p := programs[i]
+		if i == len(programs)-2 { // nobody can be marked any more
+			wait, err := quiet()
+			errs = append(errs, err)
+			time.Sleep(wait)
+		}
 		if a, err := p.look(); err == nil {
 			// Removing the pin would do, but later.
 			if err := a.link.Detach(); err != nil && a.cgroup != 0 {

@@ -47,10 +47,10 @@ void hook_withdraw(int fd) { (void)fd, marked = 0; }
 int hook_verdict(int fd) { return (void)fd, verdict; }
 int lane_wait(struct sock *s, int dir, i64 until) { return (void)s, (void)dir, (void)until, 0; }
 void reg_done(int slot, u64 cookie) { CHECK(slot == 5 && cookie == 99); }
-int reg_haste(u32 listener) { return (void)listener, 0; }
+int reg_haste(const struct sockaddr *sa, socklen_t len) { return (void)sa, (void)len, 0; }
 int reg_listen(int fd) { return (void)fd, 0; }
 static int found;
-int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *to) { return (void)sa, (void)len, *to = 1, found; }
+int reg_lookup(const struct sockaddr *sa, socklen_t len) { return (void)sa, (void)len, found; }
 int reg_offer(int fd, u64 *cookie) { return (void)fd, *cookie = 99, 5; }
 int reg_ready(void) { return 0; }
 int reg_shunned(const struct sockaddr *sa, socklen_t len) { return (void)sa, (void)len, 0; }

@@ -61,7 +61,7 @@ void sock_leave(struct sock *s, u32 reason)
 	sock_settle(s, 1);
 }
 static u32 listener_gone;
-void reg_ended(u32 listener, int paid) { (void)listener, (void)paid; }
+void reg_ended(const struct block *b, int paid) { (void)b, (void)paid; }
 void tcp_reset(int fd) { (void)fd; }
 void reg_gone(u32 l) { listener_gone = l; }
 static int no_room;

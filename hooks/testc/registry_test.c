@@ -16,7 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-static u32 which; /* reg_lookup's last answer */
 
 /* ---- what other files would do ---- */
 
@@ -123,7 +122,7 @@ static struct sa addr(const char *ip, int port)
 static int lookup(const char *ip, int port)
 {
 	struct sa a = addr(ip, port);
-	return reg_lookup((void *)&a.ss, a.len, &which);
+	return reg_lookup((void *)&a.ss, a.len);
 }
 
 static int port_of(int fd)
@@ -401,7 +400,7 @@ static void addresses(void)
 	CHECK(setsockopt(l, IPPROTO_TCP, TCP_DEFER_ACCEPT, &one, sizeof one) == 0 && reg_listen(l) == -R_SOCKOPT);
 	close(l);
 	struct sockaddr un = {.sa_family = AF_UNIX};
-	CHECK(reg_lookup(&un, sizeof un, &which) == -R_NO_LISTENER && reg_lookup(0, 0, &which) == -R_NO_LISTENER);
+	CHECK(reg_lookup(&un, sizeof un) == -R_NO_LISTENER && reg_lookup(0, 0) == -R_NO_LISTENER);
 	S->mode = MODE_OFF;
 	CHECK(lookup("127.0.0.1", 1) == -R_OFF);
 	S->mode = MODE_AUTO;
@@ -843,9 +842,9 @@ static void link_local(void *arg)
 	CHECK(diag_mirror(c, &d) == 0 && d.cookie == sockopt_u64(s, SO_COOKIE));
 	CHECK(diag_mirror(s, &d) == 0 && d.cookie == sockopt_u64(c, SO_COOKIE));
 	if (S->proc) {
-		CHECK(reg_listen(l) == 0 && reg_lookup((void *)&a.ss, a.len, &which) == 0);
+		CHECK(reg_listen(l) == 0 && reg_lookup((void *)&a.ss, a.len) == 0);
 		((struct sockaddr_in6 *)&a.ss)->sin6_scope_id = 7;
-		CHECK(reg_lookup((void *)&a.ss, a.len, &which) == -R_NO_LISTENER);
+		CHECK(reg_lookup((void *)&a.ss, a.len) == -R_NO_LISTENER);
 		closed(l);
 	}
 	/* Bound to the device on both sides. */
@@ -1037,35 +1036,40 @@ static void agreement(void)
 static void haste(void)
 {
 	struct timespec calm = {0, 15000000};
-	u32 plain = 0, to = 5;
+	struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(80)}; /* 0.0.0.0: this host */
+	const struct sockaddr *sa = (void *)&in;
+	struct block to = {.family = AF_INET, .paddr = {127, 0, 0, 1}, .pport = 80};
+	u32 plain = 0;
 
 	S->adapt = 1;
 	for (int i = 0; i < HASTE_MIN; i++) {
-		CHECK(!reg_haste(to), "%d", i);
-		reg_ended(to, 0);
+		CHECK(!reg_haste(sa, sizeof in), "%d", i);
+		reg_ended(&to, 0);
 	}
 	for (int i = 0; i < 4 * HASTE_TRY; i++)
-		plain += (u32)reg_haste(to);
+		plain += (u32)reg_haste(sa, sizeof in);
 	CHECK(plain == 4 * (HASTE_TRY - 1), "%u", plain);
-	CHECK(!reg_haste(to + 1) && !reg_haste(LISTENERS) && (reg_ended(LISTENERS, 0), 1));
+	in.sin_port = htons(81);
+	CHECK(!reg_haste(sa, sizeof in) && !reg_haste(sa, 1));
+	in.sin_port = htons(80);
 	S->adapt = 0;
-	CHECK(!reg_haste(to));
+	CHECK(!reg_haste(sa, sizeof in));
 	S->adapt = 1;
-	CHECK(reg_haste(to));
-	reg_ended(to, 1); /* one that paid */
-	CHECK(!reg_haste(to) && !reg_haste(to));
+	CHECK(reg_haste(sa, sizeof in));
+	reg_ended(&to, 1); /* one that paid */
+	CHECK(!reg_haste(sa, sizeof in) && !reg_haste(sa, sizeof in));
 
 	for (int i = 0; i < HASTE_MIN; i++)
-		reg_ended(to, 0);
-	CHECK(reg_haste(to));
+		reg_ended(&to, 0);
+	CHECK(reg_haste(sa, sizeof in));
 	nanosleep(&calm, 0); /* nobody in haste any more */
-	CHECK(!reg_haste(to) && !reg_haste(to));
+	CHECK(!reg_haste(sa, sizeof in) && !reg_haste(sa, sizeof in));
 
 	for (int i = 0; i < 3 * HASTE_MIN; i++) { /* now and then one that ends soon is no haste */
 		if (i % (HASTE_MIN / 2) == 0)
 			nanosleep(&calm, 0);
-		reg_ended(to, 0);
-		CHECK(!reg_haste(to));
+		reg_ended(&to, 0);
+		CHECK(!reg_haste(sa, sizeof in));
 	}
 	S->adapt = 0;
 }

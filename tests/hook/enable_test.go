@@ -1,15 +1,18 @@
 package hook
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -152,6 +155,74 @@ func TestHookThatComesBackKnowsNoMarks(t *testing.T) {
 	enable(t)
 	client = connect(a, l, server4, true)
 	w.want("the mark is gone", client, l.accept(), handshake{client: no, syn: true})
+}
+
+// Whoever saw the option on a SYN-ACK has a server that can still find out: else its Proposal is what that program reads.
+func TestDisableLeavesNobodyHalfAgreed(t *testing.T) {
+	hooked(t)
+	s := newSpace(t)
+	home := netip.MustParseAddr("127.0.0.1")
+	verdict := func(fd int) uint32 {
+		b, err := getsockopt(fd, kernel.SolSMCR, kernel.OptPeer, make([]byte, 16))
+		if err != nil {
+			return unknown // the hook is gone
+		}
+		return binary.NativeEndian.Uint32(b)
+	}
+	otherMarks := func() {
+		marks, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+		if err == nil {
+			err = errors.Join(os.Remove(pins+"/marks"), marks.Pin(pins+"/marks"), marks.Close())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		enable(t)
+	}
+	for what, away := range map[string]func(){"disable": func() { disable(t) }, "an upgrade to other marks": otherMarks} {
+		l := s.listener(home, true)
+		waiting := connect(s, l, home, true)
+		if waiting.peer().verdict != yes {
+			t.Fatalf("%+v", waiting.peer())
+		}
+		gone := make(chan bool)
+		go func() {
+			defer close(gone)
+			away()
+		}()
+		time.Sleep(100 * time.Millisecond) // a server that is busy
+		if k := l.accept(); verdict(k.fd) != yes {
+			t.Errorf("in the queue at %s: the client says yes, the server does not", what)
+		}
+		s.do(func() error {
+			_, at := sockaddr(netip.AddrPortFrom(home, l.port()))
+			for n, over := 0, false; !over; n++ {
+				select {
+				case <-gone:
+					over = true // and once more
+				default:
+				}
+				fd, err := tcp(unix.AF_INET)
+				if err != nil {
+					return err
+				}
+				_ = unix.SetsockoptInt(fd, kernel.SolSMCR, kernel.OptOffer, 1) // while there is a hook
+				if err := unix.Connect(fd, at); err != nil && err != unix.EINTR {
+					return err
+				}
+				client := verdict(fd)
+				k := l.accept()
+				if server := verdict(k.fd); client == yes && server != yes {
+					t.Errorf("%d after the begin of %s: the client says yes, the server %d", n, what, server)
+				}
+				k.close()
+				unix.Close(fd)
+			}
+			return nil
+		})
+		l.close()
+		enable(t)
+	}
 }
 
 func TestRefusals(t *testing.T) {

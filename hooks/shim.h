@@ -704,7 +704,6 @@ void reg_exit(void) HIDDEN;   /* at exit: removes the process's file and entries
 struct diag {
 	u64 cookie;
 	u32 inode; /* 0: not accepted yet, or closed by its process */
-	u32 uid;   /* who made it */
 	u8 tcp_state;
 };
 int diag_mirror(int fd, struct diag *d) HIDDEN; /* the other end of this connection on this host; 0 or -errno */

@@ -663,6 +663,9 @@ int hook_wait(int fd, int flags) HIDDEN;
 /* Agreed, and we cannot: says so to the peer, as server once its Proposal is off the stream, bounded; or resets. For
  * sockets that no engine knows. */
 void hook_decline(int fd, int client, u32 reason) HIDDEN;
+/* FD_ASKED goes to another process or image: decided here, at the latest at that time (0: soon), so that the peer does not wait for CLC. */
+void hook_give(int fd, i64 until) HIDDEN;
+void hook_leave(void) HIDDEN; /* before exec: those that the next image inherits */
 void hook_exec(void) HIDDEN; /* before exec and spawn: listeners that the next image inherits shall not offer */
 /* conn.c: FD_ASKED is connected and both offer; 0 = plain by now. */
 int conn_agreed(int fd, u32 source, int must) HIDDEN;

@@ -96,10 +96,11 @@ int h_listen(int fd, int backlog)
 	return r;
 }
 
-static void plain(int fd, u32 reason)
+/* must: SMC-R is required, so the connection ends here. */
+static void plain(int fd, u32 reason, int must)
 {
 	set_kind(fd, FD_PLAIN);
-	count_tcp(reason);
+	count_tcp(reason, must);
 }
 
 /* The listener may be one that offers nothing because of a rule: what it accepts is counted all the same. */
@@ -118,7 +119,7 @@ static void accepted(int listener, int fd)
 			return;
 		if (v.use == USE_REQUIRE)
 			tcp_reset(fd);
-		plain(fd, v.reason);
+		plain(fd, v.reason, v.use == USE_REQUIRE);
 		return;
 	}
 	if (!offers)
@@ -134,7 +135,7 @@ static void accepted(int listener, int fd)
 		if (probe >= 0)
 			sys(SYS_close, probe);
 		int r = reg_ready(); /* another user since the fork: nginx's workers */
-		count_tcp(probe == -EMFILE ? R_NO_FD : r < 0 ? (u32)-r : R_MEMORY);
+		count_tcp(probe == -EMFILE ? R_NO_FD : r < 0 ? (u32)-r : R_MEMORY, 0);
 		return;
 	}
 	if (v.use == USE_REQUIRE)
@@ -253,12 +254,12 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 }
 
 /* 1 = plain TCP is agreed; 0 = a server has claimed in this very moment and would take our bytes for CLC. */
-static int take_back(int fd, int slot, u64 cookie, u32 reason)
+static int take_back(int fd, int slot, u64 cookie, u32 reason, int must)
 {
 	int ok = reg_withdraw(slot, cookie);
 
 	reg_done(slot, cookie);
-	plain(fd, reason);
+	plain(fd, reason, must || !ok);
 	if (!ok)
 		tcp_reset(fd);
 	return ok;
@@ -305,10 +306,10 @@ static int offered(int fd, int slot, u64 cookie, u32 to, int must)
 	struct sock *s;
 
 	if (diag_mirror(fd, &d) < 0 || (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV))
-		return take_back(fd, slot, cookie, R_REMOTE) ? 0 : ECONNREFUSED;
+		return take_back(fd, slot, cookie, R_REMOTE, must) ? 0 : ECONNREFUSED;
 	s = sock_new(fd, 0, S_OFFERED) ? sock_get(fd, 0) : 0; /* another thread may close it at any time */
 	if (!s)
-		return take_back(fd, slot, cookie, R_MEMORY) ? 0 : ECONNREFUSED;
+		return take_back(fd, slot, cookie, R_MEMORY, must) ? 0 : ECONNREFUSED;
 	if (must)
 		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
 	s->b->source = SOURCE_REGISTRY;
@@ -333,7 +334,7 @@ int conn_agreed(int fd, u32 source, int must)
 	if (!s) {
 		r = r < 0 ? -r : reg_ready() < 0 ? R_REGISTRY : R_MEMORY;
 		hook_decline(fd, 1, (u32)r);
-		plain(fd, (u32)r);
+		plain(fd, (u32)r, must);
 		early_over(fd);
 		if (must)
 			tcp_reset(fd);
@@ -465,7 +466,8 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		errno = EBADF;
 		return -1;
 	}
-	if (unlikely(kind_of(fd) == FD_SOCK && sa && len >= sizeof sa->sa_family && sa->sa_family == AF_UNSPEC) && !borrowed()) {
+	int good = len >= sizeof sa->sa_family && len <= sizeof(struct sockaddr_storage) && !unreadable(sa, len);
+	if (unlikely(kind_of(fd) == FD_SOCK && good && sa->sa_family == AF_UNSPEC) && !borrowed()) {
 		struct sock *s = sock_get(fd, 1);
 		if (s)
 			return disconnect(s, fd, sa, len);
@@ -475,11 +477,12 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0;
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
 	u32 to = 0;
-	int slot = sa ? offer(fd, sa, len, &cookie, &to, &v, &marked) : -1, must = v.use == USE_REQUIRE;
+	int slot = good ? offer(fd, sa, len, &cookie, &to, &v, &marked) : -1, must = v.use == USE_REQUIRE;
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
-	int on = r == 0 || e == EINPROGRESS || e == EINTR;	 /* interrupted, the kernel connects all the same */
+	/* Interrupted, the kernel connects all the same. Refused meanwhile, there is no connection, and the program may try once more. */
+	int on = r == 0 || ((e == EINPROGRESS || e == EINTR) && !diag_closed(fd));
 	/* What was noted before the connect stays until it is decided. */
 	int noted = on && ((marked && asked(fd, slot, cookie, must)) || (slot < 0 && v.known && known(fd, r == 0, must)));
 
@@ -497,11 +500,11 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 			reg_done(slot, cookie);
 		}
 	} else if (v.reason && on && !noted) {
-		plain(fd, v.reason);
+		plain(fd, v.reason, must);
 	}
 	if (on && !noted)
 		early_over(fd);
-	if (must && fresh && on && sa &&
+	if (must && fresh && on && good &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);
 	errno = e;

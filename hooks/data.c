@@ -24,19 +24,11 @@
 #define PASS (-1000000)
 #define IOV_LIMIT 1024
 #define BOUNCE_SIZE (256 * 1024)
-#define LOWEST 4096ul
-#define HIGHEST 0x7ffffffff000ul
 #define LONG_NS 3600000000000ll
 
 static u32 state_of(const struct sock *s)
 {
 	return atomic_load_explicit(&s->b->state, memory_order_acquire);
-}
-
-/* The kernel would find any bad address; we can tell those that never are a program's memory. */
-static int wild(const void *p, size_t len)
-{
-	return (uintptr_t)p < LOWEST || (uintptr_t)p > HIGHEST - len;
 }
 
 static ssize_t iov_total(const struct iovec *iov, int n, int flags)
@@ -337,6 +329,9 @@ static ssize_t put_fd(int fd, const struct iovec *iov, int n, int flags)
 
 	if (!s)
 		return r;
+	u32 st = state_of(s);
+	if (unlikely(flags & MSG_OOB) && (st == S_ACCEPTED || st == S_OFFERED || st == S_CLC))
+		sock_leave(s, R_SOCKOPT); /* on rings it would be as any other byte */
 	r = put(s, iov, n, (size_t)want, flags);
 	sock_put(s);
 	return r;
@@ -380,8 +375,12 @@ ssize_t h_recvfrom(int fd, void *buf, size_t len, int flags, struct sockaddr *sa
 
 	if (r == PASS)
 		return S->real->recvfrom(fd, buf, len, flags, sa, salen);
-	if (r >= 0 && sa && salen)
-		*salen = 0; /* a connected TCP socket names nobody */
+	if (r >= 0 && sa) {
+		if (wild(salen, sizeof *salen))
+			r = -EFAULT;
+		else
+			*salen = 0; /* a connected TCP socket names nobody */
+	}
 	return finish(r);
 }
 
@@ -401,11 +400,11 @@ ssize_t h_recvmsg(int fd, struct msghdr *m, int flags)
 
 int h_recvmmsg(int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *t)
 {
-	i64 until = t ? now_ns() + t->tv_sec * 1000000000ll + t->tv_nsec : 0;
 	unsigned i = 0;
 
-	if (pass(fd) || wild(v, 0) || (t && (t->tv_sec < 0 || (u64)t->tv_nsec > 999999999))) /* EINVAL */
+	if (pass(fd) || wild(v, 0) || (t && (unreadable(t, sizeof *t) || t->tv_sec < 0 || (u64)t->tv_nsec > 999999999))) /* EINVAL */
 		return S->real->recvmmsg(fd, v, n, flags, t);
+	i64 until = t ? now_ns() + t->tv_sec * 1000000000ll + t->tv_nsec : 0;
 	for (; i < n && i < IOV_LIMIT; i++) {
 		int f = (flags & ~MSG_WAITFORONE) | (i && (flags & MSG_WAITFORONE) ? MSG_DONTWAIT : 0);
 		ssize_t r = h_recvmsg(fd, &v[i].msg_hdr, f);
@@ -459,6 +458,8 @@ static void hand_over(const struct msghdr *m)
 {
 	int before = errno;
 
+	if (unreadable(m->msg_control, m->msg_controllen))
+		return;
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR((struct msghdr *)m, c)) {
 		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len < CMSG_LEN(0))
 			continue;
@@ -655,6 +656,10 @@ ssize_t h_sendfile(int out, int in, off_t *off, size_t count)
 
 	if (!s)
 		return r == PASS ? S->real->sendfile(out, in, off, count) : finish(r);
+	if (off && unreadable(off, sizeof *off)) {
+		sock_put(s);
+		return finish(-EFAULT);
+	}
 	off_t at = off ? *off : 0;
 	long probe = sys(SYS_lseek, in, 0, SEEK_CUR); /* sendfile wants something that can be read at an offset */
 

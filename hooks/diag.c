@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string.h>
 
 /* ---- addresses ---- */
@@ -48,6 +49,14 @@ int place_of(const void *sa, socklen_t len, struct place *p)
 	if (p->family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&in6.sin6_addr))
 		p->scope = in6.sin6_scope_id;
 	return 1;
+}
+
+int diag_closed(int fd)
+{
+	u8 state = 0; /* the first member of struct tcp_info */
+	socklen_t len = sizeof state;
+
+	return sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &state, &len) == 0 && state == TCP_CLOSE;
 }
 
 int name_place(int fd, int nr, struct place *p)

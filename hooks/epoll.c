@@ -1040,7 +1040,7 @@ static int wait_any(const struct wait *w)
 	if (unlikely(kind == FD_EPOLL)) {
 		if (w->max <= 0 || w->max > MAX_EVENTS)
 			return fail(EINVAL);
-		if (!w->ev)
+		if (wild(w->ev, (u64)w->max * sizeof *w->ev))
 			return fail(EFAULT);
 		pthread_testcancel();
 		return wait_ours(w, 0);
@@ -1066,7 +1066,7 @@ static int wait_any(const struct wait *w)
 /* A set without anything of ours, and nobody who could put something into it meanwhile. */
 static int kernels(int epfd)
 {
-	return kind_of(epfd) <= FD_PLAIN && !atomic_load_explicit(&S->asked, memory_order_relaxed) && (__libc_single_threaded || !atomic_load_explicit(&S->ep, memory_order_relaxed));
+	return kind_of(epfd) <= FD_PLAIN && !atomic_load_explicit(&S->asked, memory_order_relaxed) && (!atomic_load_explicit(&S->ep, memory_order_relaxed) || __libc_single_threaded);
 }
 
 int h_epoll_wait(int epfd, struct epoll_event *ev, int max, int ms)
@@ -1089,6 +1089,8 @@ int h_epoll_pwait2(int epfd, struct epoll_event *ev, int max, const struct times
 
 	if (likely(kernels(epfd)))
 		return S->real->epoll_pwait2(epfd, ev, max, t, mask);
+	if (t && wild(t, sizeof *t))
+		return fail(EFAULT);
 	if (t && (t->tv_sec < 0 || t->tv_nsec < 0 || t->tv_nsec > 999999999))
 		return fail(EINVAL);
 	if (t && t->tv_sec < 9000000000ll)
@@ -1575,7 +1577,7 @@ static int ctl_early(int epfd, int op, int fd, struct epoll_event *ev)
 
 static int bad_ctl(int epfd, int op, const struct epoll_event *want)
 {
-	if (op != EPOLL_CTL_DEL && !want)
+	if (op != EPOLL_CTL_DEL && wild(want, sizeof *want))
 		return -EFAULT;
 	if (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD && op != EPOLL_CTL_DEL)
 		return PASS;

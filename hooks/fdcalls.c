@@ -279,16 +279,16 @@ int h_dup3(int from, int to, int flags)
 
 /* ---- fcntl ---- */
 
-static int set_flags(int fd, long arg)
+static int set_flags(int fd, int cmd, long arg)
 {
 	struct sock *s = sock_get(fd, 1);
 
 	if (!s)
-		return S->real->fcntl(fd, F_SETFL, arg);
-	if ((arg & O_ASYNC) && state_of(s) != S_ACTIVE)
-		sock_leave(s, R_SOCKOPT); /* SIGIO comes from the kernel alone */
-	int r = S->real->fcntl(fd, F_SETFL, arg);
-	if (r == 0) {
+		return S->real->fcntl(fd, cmd, arg);
+	if ((cmd != F_SETFL || (arg & O_ASYNC)) && state_of(s) != S_ACTIVE)
+		sock_leave(s, R_SOCKOPT); /* SIGIO and SIGURG come from the kernel alone */
+	int r = S->real->fcntl(fd, cmd, arg);
+	if (r == 0 && cmd == F_SETFL) {
 		if (arg & O_NONBLOCK)
 			atomic_fetch_or(&s->b->flags, BF_NONBLOCK);
 		else
@@ -309,8 +309,8 @@ int h_fcntl(int fd, int cmd, ...)
 	case FD_HIDDEN:
 		return fail(EBADF);
 	case FD_SOCK:
-		if (cmd == F_SETFL)
-			return set_flags(fd, arg);
+		if (cmd == F_SETFL || cmd == F_SETOWN || cmd == F_SETOWN_EX)
+			return set_flags(fd, cmd, arg);
 	}
 	int r = S->real->fcntl(fd, cmd, arg);
 	return cmd == F_DUPFD || cmd == F_DUPFD_CLOEXEC ? named_too(fd, r) : r;

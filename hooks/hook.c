@@ -126,7 +126,7 @@ static int look(int fd)
 	if (verdict == SMCR_NO) {
 		atomic_store(&S->fd_early[fd], 0);
 		atomic_store(&S->fd_kind[fd], FD_PLAIN);
-		count_tcp(R_NO_LISTENER);
+		count_tcp(R_NO_LISTENER, S->mode == MODE_REQUIRE);
 	}
 	return FD_PLAIN;
 }

@@ -641,14 +641,15 @@ void sock_plain(struct sock *s)
 	lk_unlock(&S->map_lk, nested);
 }
 
-void count_tcp(u32 reason)
+void count_tcp(u32 reason, int refused)
 {
 	if (!S->proc && reg_ready() < 0)
 		return;
 	struct proc_page *p = S->proc;
 	if (!p)
 		return;
-	atomic_fetch_add(&p->tcp_conns, 1);
+	if (!refused)
+		atomic_fetch_add(&p->tcp_conns, 1);
 	if (reason < R_COUNT)
 		atomic_fetch_add(&p->fallbacks[reason], 1);
 }

@@ -53,6 +53,7 @@ static const struct option {
 	{SOL_SOCKET, SO_SNDTIMEO_NEW, KERNEL, TIMES, 0},
 	{SOL_SOCKET, SO_RCVLOWAT, KERNEL, TIMES, 0},
 	{SOL_SOCKET, SO_ZEROCOPY, KERNEL, OUT, ENOPROTOOPT},
+	{SOL_SOCKET, SO_OOBINLINE, KERNEL, OUT, 0}, /* who asks for it expects urgent data, which rings carry inline and unannounced */
 	{SOL_SOCKET, SO_PEEK_OFF, KERNEL, OUT, EOPNOTSUPP},
 	{IPPROTO_TCP, TCP_INFO, INFO, KERNEL, 0},
 	{IPPROTO_TCP, TCP_ULP, KERNEL, OUT, ENOENT}, /* kTLS: as if the kernel did not know it, TLS libraries go on by themselves */
@@ -274,7 +275,7 @@ int h_ioctl(int fd, unsigned long req, ...)
 		return -1;
 	}
 	int queue = req == FIONREAD || req == SIOCOUTQ || req == SIOCOUTQNSD || req == SIOCATMARK;
-	struct sock *s = queue || req == FIONBIO || req == FIOASYNC ? sock_get(fd, 1) : 0;
+	struct sock *s = queue || req == FIONBIO || req == FIOASYNC || req == FIOSETOWN || req == SIOCSPGRP ? sock_get(fd, 1) : 0;
 
 	if (!s)
 		return S->real->ioctl(fd, req, arg);
@@ -282,7 +283,7 @@ int h_ioctl(int fd, unsigned long req, ...)
 		sock_put(s);
 		return S->real->ioctl(fd, req, arg);
 	}
-	if (req == FIOASYNC && early(state_of(s)))
+	if (req != FIONBIO && !queue && early(state_of(s)))
 		sock_leave(s, R_SOCKOPT);
 	int r = S->real->ioctl(fd, req, arg), v;
 	if (r == 0 && queue) {

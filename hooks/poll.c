@@ -64,9 +64,17 @@ static int not_kernels(int kind)
 	return kind == FD_SOCK || kind == FD_EPOLL || kind == FD_HIDDEN || kind == FD_ASKED;
 }
 
+/* Where nothing ever was ours, the program's memory is the kernel's business. */
+static int none_yet(void)
+{
+	return likely(!atomic_load_explicit(&S->fd_top, memory_order_relaxed) && !atomic_load_explicit(&S->ep, memory_order_relaxed));
+}
+
 /* Is there anything that the kernel alone cannot answer? */
 static int any_ours(const struct pollfd *u, u64 n, int sleeps)
 {
+	if (none_yet() || n > FD_MAX || wild(u, n * sizeof *u))
+		return 0;
 	int ours = 0, sets = sleeps && atomic_load_explicit(&S->ep, memory_order_relaxed) != 0;
 
 	for (u64 i = 0; i < n; i++) {
@@ -413,14 +421,14 @@ static int bad_time(const struct timespec *t)
 
 int h_poll(struct pollfd *u, nfds_t n, int ms)
 {
-	if (n > FD_MAX || !u || !any_ours(u, n, ms))
+	if (!any_ours(u, n, ms))
 		return S->real->poll(u, n, ms);
 	return poll_ours(u, (u32)n, ms < 0 ? -1 : ms * 1000000ll, 0);
 }
 
 int h_ppoll(struct pollfd *u, nfds_t n, const struct timespec *t, const sigset_t *mask)
 {
-	if (n > FD_MAX || !u || bad_time(t) || !any_ours(u, n, !t || t->tv_sec || t->tv_nsec))
+	if (bad_time(t) || !any_ours(u, n, !t || t->tv_sec || t->tv_nsec))
 		return S->real->ppoll(u, n, t, mask);
 	return poll_ours(u, (u32)n, to_ns(t), mask);
 }
@@ -436,6 +444,17 @@ struct sets {
 
 static const short sel_ask[3] = {POLLIN, POLLOUT, POLLPRI};
 static const short sel_true[3] = {SEL_IN, SEL_OUT, SEL_EX};
+
+/* Nothing of it is ours, or the kernel says what is wrong with it. */
+static int sel_kernels(const struct sets *s, int n)
+{
+	if (none_yet() || n < 0 || n > FD_MAX)
+		return 1;
+	for (int k = 0; k < 3; k++)
+		if (s->v[k] && wild(s->v[k], WORDS(n) * sizeof(long)))
+			return 1;
+	return 0;
+}
 
 /* Fills u, if given, with what is asked; returns how many fds that are. *ours: not the kernel's alone. */
 static u32 sel_list(const struct sets *s, int n, struct pollfd *u, int *ours, int sleeps)
@@ -508,7 +527,7 @@ int h_select(int n, fd_set *r, fd_set *w, fd_set *e, struct timeval *tv)
 	int ours = 0;
 	u32 c = 0;
 
-	if (n >= 0 && n <= FD_MAX && !(tv && (tv->tv_sec < 0 || tv->tv_usec < 0)))
+	if (!sel_kernels(&s, n) && !(tv && (tv->tv_sec < 0 || tv->tv_usec < 0)))
 		c = sel_list(&s, n, 0, &ours, !tv || tv->tv_sec || tv->tv_usec);
 	if (!ours)
 		return (S->real->select)(n, r, w, e, tv);
@@ -532,7 +551,7 @@ int h_pselect(int n, fd_set *r, fd_set *w, fd_set *e, const struct timespec *t, 
 	int ours = 0;
 	u32 c = 0;
 
-	if (n >= 0 && n <= FD_MAX && !bad_time(t))
+	if (!sel_kernels(&s, n) && !bad_time(t))
 		c = sel_list(&s, n, 0, &ours, !t || t->tv_sec || t->tv_nsec);
 	if (!ours)
 		return (S->real->pselect)(n, r, w, e, t, mask);

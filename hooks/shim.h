@@ -422,7 +422,8 @@ struct shim {
 	struct lk ask_lk;  /* deciding about one */
 	_Atomic u32 asked; /* there may be numbers that are FD_ASKED */
 	u32 rmbe;	   /* SMCR_RMBE in bytes, 0 = default */
-	/* behind what every process writes when it starts: the fewer pages the better */
+	/* tables; untouched pages cost nothing */
+	_Atomic u8 fd_kind[FD_MAX]; /* its start shares a page with smcr_real: where a system call empties the TLB, a page costs 10 ns a call */
 	u64 boot[128];	   /* argv, envp and auxv one after the other, as a runtime expects them at its start */
 	char boot_text[8192]; /* the strings in it */
 	/* queue to the engine: many writers, one reader */
@@ -430,8 +431,6 @@ struct shim {
 	u32 qmine;		  /* the reader's: the oldest of those that it has taken */
 	_Atomic u64 qfree;	  /* counter, a free cell */
 	struct { struct req r; u32 next; } q[QUEUE_LEN];
-	/* tables; untouched pages cost nothing */
-	_Atomic u8 fd_kind[FD_MAX];
 	_Atomic u32 fd_sock[FD_MAX];
 	_Atomic u8 fd_early[FD_MAX]; /* EARLY_ bits: a TCP socket that was made here and has not been connected yet */
 	struct lk early_lk;	     /* what is said of those changes, or is taken over by connect; signals blocked */
@@ -465,6 +464,14 @@ struct shim {
 	/* registry.c */
 	_Atomic u32 half_open[HALF_OPEN_PEERS]; /* see reg_begin */
 };
+/* Glibc's alone. A program of another libc starts all the same, and nothing is ours in it: boot. */
+#pragma weak __libc_single_threaded
+#pragma weak __chk_fail
+#pragma weak __pthread_register_cancel
+#pragma weak __pthread_unregister_cancel
+#pragma weak __register_atfork
+#pragma weak gnu_get_libc_version
+
 extern struct shim *smcr_shim HIDDEN;
 #define S smcr_shim
 
@@ -474,9 +481,10 @@ extern struct shim *smcr_shim HIDDEN;
 #define EARLY_EPOLL 4u	 /* it is in an epoll set: */
 #define EARLY_KNOWN 8u	 /*  which, and for what, is written down; */
 #define EARLY_UNSURE 16u /*  or not */
-#define EARLY_AGREED 64u /* FD_ASKED: a rule says that the peer speaks SMC-R */
 #define EARLY_OUT 32u	 /* an option that the kernel does not tell keeps it from SMC-R */
-#define EARLY_THEIRS 64u /* FD_ASKED in a forked child: its parent's, unless the child moves bytes on it */
+#define EARLY_AGREED 64u /* FD_ASKED: a rule says that the peer speaks SMC-R */
+#define EARLY_THEIRS 128u /* FD_ASKED in a forked child: its parent's, unless the child moves bytes on it */
+_Static_assert((EARLY_TCP ^ EARLY_DUP ^ EARLY_EPOLL ^ EARLY_KNOWN ^ EARLY_UNSURE ^ EARLY_OUT ^ EARLY_AGREED ^ EARLY_THEIRS) == 0xff, "a bit each");
 
 enum smcr_mode { MODE_AUTO, MODE_OFF, MODE_REQUIRE };
 enum smcr_profile { PROFILE_BALANCED, PROFILE_SAFE, PROFILE_LATENCY };
@@ -525,7 +533,7 @@ void map_stay(void) HIDDEN;  /* exec failed */
 u32 map_held(char *text, u32 room) HIDDEN; /* how many; text ends with 0 */
 void map_lost(const char *text) HIDDEN;
 void map_forked(void) HIDDEN;			/* child, after lane_forked: the engine's holds and calls under way are gone */
-void count_tcp(u32 reason) HIDDEN;		/* a connection was decided for TCP */
+void count_tcp(u32 reason, int refused) HIDDEN; /* a connection was decided for TCP, or ends because SMC-R is required */
 
 /* ---- lane.c: rings, locks, arms, sleeping ---------------------------------------------------------------- */
 
@@ -710,6 +718,7 @@ struct diag {
 	u8 tcp_state;
 };
 int diag_mirror(int fd, struct diag *d) HIDDEN; /* the other end of this connection on this host; 0 or -errno */
+int diag_closed(int fd) HIDDEN; /* neither connected nor about to be */
 int diag_foreign_listener(int fd) HIDDEN; /* client: somebody listens on that port whom the table does not know */
 
 /* ---- the h_ functions -------------------------------------------------------------------------------------------------

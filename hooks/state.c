@@ -64,8 +64,9 @@ static void decided_tcp(struct sock *s, u32 reason, u32 diagnosis)
 {
 	atomic_store(&s->b->reason, reason);
 	s->b->diagnosis = diagnosis;
-	count_tcp(reason);
-	if (atomic_load(&s->b->flags) & BF_REQUIRE)
+	int refused = (atomic_load(&s->b->flags) & BF_REQUIRE) != 0;
+	count_tcp(reason, refused);
+	if (refused)
 		tcp_reset(s->fd);
 }
 

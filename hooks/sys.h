@@ -42,6 +42,26 @@ static inline void unquiet(unsigned long old)
 	sys(SYS_rt_sigprocmask, 2 /* SIG_SETMASK */, &old, 0, sizeof old);
 }
 
+/*
+ * The kernel finds any bad address. What is looked at per message must not cost a system call: there we tell those that never are
+ * a program's memory.
+ */
+static inline int wild(const void *p, unsigned long len)
+{
+	const unsigned long lowest = 4096, highest = 0x7ffffffff000;
+
+	return (unsigned long)p < lowest || len > highest || (unsigned long)p > highest - len;
+}
+
+/* Elsewhere the kernel is asked, about the first and the last page: it reads the mask before it finds that -1 is nothing to do with it. */
+static inline int unreadable(const void *p, unsigned long len)
+{
+	unsigned long first = (unsigned long)p & ~7ul, last = ((unsigned long)p + len - 1) & ~7ul;
+
+	return wild(p, len) || sys(SYS_rt_sigprocmask, -1, first, 0, 8) == -14 /* EFAULT */ ||
+	       (first >> 12 != last >> 12 && sys(SYS_rt_sigprocmask, -1, last, 0, 8) == -14);
+}
+
 /* May a file of ours become that long? Beyond RLIMIT_FSIZE the kernel sends SIGXFSZ, of which the program would die. */
 static inline int fits(unsigned long len)
 {

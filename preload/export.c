@@ -9,8 +9,9 @@
 #include <stdarg.h>
 
 #include "life.h"
+#include "../hooks/sys.h"
 
-#define EXPORT __attribute__((visibility("default")))
+#define EXPORT __attribute__((visibility("default"), section(".wrap")))
 
 #define X(R, name, P, A, ours)                                      \
 	EXPORT R name P                                             \

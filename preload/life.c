@@ -3,6 +3,7 @@
  * is start.c's. In a forked child the engine is COLD again; `life.next` says which copy of the library may be started then.
  */
 #include <errno.h>
+#include <gnu/libc-version.h>
 #include <linux/futex.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
@@ -167,6 +168,10 @@ __attribute__((constructor)) BOOT static void boot(int argc, char **argv, char *
 	life_early();
 	real_find();
 	(void)argc;
+	if (!gnu_get_libc_version) { /* another libc, whose structures may differ, and which passes no arguments to constructors */
+		S->mode = MODE_OFF;
+		return;
+	}
 	int all = keep_boot(argv, envp);
 	read_environment(S->envp);
 	if (!all)
@@ -352,9 +357,10 @@ static void child(void)
 		become_child();
 }
 
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *);
 int life_handlers(void)
 {
-	return pthread_atfork(prepare, parent, child);
+	return __register_atfork(prepare, parent, child, 0); /* pthread_atfork refers to it strongly */
 }
 
 pid_t h_fork(void)
@@ -409,7 +415,7 @@ void life_before_vfork(void)
 /* enter.S: before syscall(SYS_clone, SYS_fork, SYS_vfork, SYS_clone3). A thread is no concern of ours. */
 void life_before_clone(long nr, const u64 *arg)
 {
-	u64 flags = nr == SYS_clone ? (u64)arg : nr == SYS_clone3 && arg ? *arg : nr == SYS_vfork ? CLONE_VM : 0;
+	u64 flags = nr == SYS_clone ? (u64)arg : nr == SYS_clone3 && !wild(arg, 8) ? *arg : nr == SYS_vfork ? CLONE_VM : 0;
 
 	if (!(flags & CLONE_THREAD))
 		life_before_vfork();
@@ -611,6 +617,8 @@ int h_prctl(int op, long a, long b, long c, long d)
 
 static int ours_in_poll(const struct pollfd *v, u64 n)
 {
+	if (!S->fd_top || wild(v, 0))
+		return 0;
 	for (u64 i = 0; i < n && i < FD_MAX; i++)
 		if (!pass(v[i].fd))
 			return 1;
@@ -621,8 +629,10 @@ static int ours_in_sets(int n, const fd_set *r, const fd_set *w, const fd_set *e
 {
 	const fd_set *set[] = {r, w, e};
 
+	if (!S->fd_top)
+		return 0;
 	for (int k = 0; k < 3; k++)
-		for (int i = 0; set[k] && i < n && i < FD_SETSIZE; i++)
+		for (int i = 0; !wild(set[k], 0) && i < n && i < FD_SETSIZE; i++)
 			if (FD_ISSET(i, set[k]) && !pass(i))
 				return 1;
 	return 0;
@@ -698,7 +708,7 @@ long h_syscall(long nr, long a, long b, long c, long d, long e, long f)
 	case SYS_pselect6:
 		if (!ours_in_sets(fd, (void *)b, (void *)c, (void *)d))
 			break;
-		return pselect(fd, (void *)b, (void *)c, (void *)d, (void *)e, mask ? mask->set : 0);
+		return pselect(fd, (void *)b, (void *)c, (void *)d, (void *)e, wild(mask, sizeof *mask) ? 0 : mask->set);
 
 #define PER_FD(name, call)              \
 	case name:                      \

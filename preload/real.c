@@ -92,10 +92,11 @@ BOOT void real_find(void)
 		SMCR_EXIT(X)
 #undef X
 		;
-	void **to = (void **)&smcr_real;
+	const struct link_map *behind = find_behind(names);
+	void **to = (void **)&smcr_real, *p;
 
 	for (const char *name = names; *name; name += strlen(name) + 1)
-		__atomic_store_n(to++, look(name), __ATOMIC_RELAXED);
+		__atomic_store_n(to++, (p = find_next(behind, name)) ? p : look(name), __ATOMIC_RELAXED);
 }
 
 /* A row that differs from libc's header by one type fails here. */

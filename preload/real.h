@@ -23,6 +23,7 @@
 #ifndef __USE_GNU
 #error compile with -D_GNU_SOURCE: a libc header came before shim.h
 #endif
+struct link_map;
 int __vdprintf_chk(int fd, int flag, const char *fmt, va_list ap); /* libc shows it to fortified programs only */
 
 #include "symbols.h"
@@ -37,6 +38,9 @@ struct real {
 #undef X
 };
 extern struct real smcr_real HIDDEN; /* what S->real points to */
+
+const struct link_map *find_behind(const void *of) HIDDEN; /* find.c */
+void *find_next(const struct link_map *, const char *name) HIDDEN;
 
 #define X(R, name, P, ...) R h_##name P HIDDEN;
 SMCR_FD(X) SMCR_ALWAYS(X)

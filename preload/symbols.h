@@ -29,7 +29,7 @@
 	X(ssize_t, sendto, (int fd, const void *buf, size_t n, int flags, const struct sockaddr *sa, socklen_t len),          \
 	  (fd, buf, n, flags, sa, len), OURS(fd))                                                                             \
 	X(ssize_t, sendmsg, (int fd, const struct msghdr *m, int flags), (fd, m, flags),                                      \
-	  OURS(fd) || unlikely(m && m->msg_controllen)) /* SCM_RIGHTS */                                                      \
+	  OURS(fd) || unlikely(S->fd_top && !wild(m, sizeof *m) && m->msg_controllen)) /* SCM_RIGHTS */                                                      \
 	X(int, sendmmsg, (int fd, struct mmsghdr *v, unsigned n, int flags), (fd, v, n, flags), OURS(fd))                     \
 	X(ssize_t, preadv2, (int fd, const struct iovec *v, int n, off_t off, int flags), (fd, v, n, off, flags), OURS(fd))   \
 	X(ssize_t, pwritev2, (int fd, const struct iovec *v, int n, off_t off, int flags), (fd, v, n, off, flags), OURS(fd))  \

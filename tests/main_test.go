@@ -130,6 +130,21 @@ func plain(reasons ...string) verdict {
 	}
 }
 
+// refused: SMC-R was required, and what could not have it ended for these reasons. Only so many ends went on by TCP.
+func refused(tcp int, reasons ...string) verdict {
+	return func(t *testing.T, sum harness.Counts) {
+		t.Helper()
+		for _, reason := range reasons {
+			if sum.Fallbacks[reason] == 0 {
+				t.Errorf("nothing was refused for %q: %v", reason, sum.Fallbacks)
+			}
+		}
+		if sum.SMC != 0 || sum.TCP != tcp || len(sum.Fallbacks) != len(reasons) {
+			t.Errorf("want %d by TCP and refusals for %v, got %d by SMC-R, %d by TCP %v", tcp, reasons, sum.SMC, sum.TCP, sum.Fallbacks)
+		}
+	}
+}
+
 // either: SMC-R and plain TCP side by side, the latter for these reasons only.
 func either(reasons ...string) verdict {
 	return func(t *testing.T, sum harness.Counts) {

@@ -92,34 +92,34 @@ func TestARuleThatRequires(t *testing.T) {
 	file := func(w *harness.World, rule string) harness.Command {
 		return harness.Command{Env: []string{"SMCR_CONFIG=" + w.Write("smcr.toml", []byte("[[rule]]\n"+rule+"\n"))}}
 	}
-	refused := func(t *testing.T, r harness.Result) {
+	fails := func(t *testing.T, r harness.Result) {
 		if r.Code == 0 || !strings.Contains(r.Err, "refused") {
 			t.Errorf("connected all the same: %s", r)
 		}
 	}
 	t.Run("server does not offer", func(t *testing.T) {
-		underLibrary(t, plain("peer-not-offering"), func(w *harness.World) string {
+		underLibrary(t, refused(0, "peer-not-offering"), func(w *harness.World) string {
 			_, port := w.Echo(harness.Command{Plain: true})
-			refused(t, w.Ask(file(w, `use = "require"`), port, 1, 1000))
+			fails(t, w.Ask(file(w, `use = "require"`), port, 1, 1000))
 			return ""
 		})
 	})
 	t.Run("no provider", func(t *testing.T) {
-		underLibrary(t, plain("rule"), func(w *harness.World) string {
+		underLibrary(t, refused(0, "rule"), func(w *harness.World) string {
 			_, port := w.Echo(harness.Command{Plain: true})
-			refused(t, w.Ask(file(w, "use = \"require\"\nproviders = \"ibv\""), port, 1, 1000))
+			fails(t, w.Ask(file(w, "use = \"require\"\nproviders = \"ibv\""), port, 1, 1000))
 			return ""
 		})
 	})
 	t.Run("server declines by its rule", func(t *testing.T) {
-		underLibrary(t, plain("rule", "not-claimed"), func(w *harness.World) string {
+		underLibrary(t, refused(1, "rule", "not-claimed"), func(w *harness.World) string {
 			_, port := w.Echo(ruled(`{peer = "127.0.0.0/8", use = "tcp"}`))
-			refused(t, w.Ask(file(w, `use = "require"`), port, 1, 1000))
+			fails(t, w.Ask(file(w, `use = "require"`), port, 1, 1000))
 			return ""
 		})
 	})
 	t.Run("client does not offer", func(t *testing.T) {
-		underLibrary(t, plain("client-not-offering"), func(w *harness.World) string {
+		underLibrary(t, refused(0, "client-not-offering"), func(w *harness.World) string {
 			_, port := w.Echo(file(w, "role = \"server\"\nuse = \"require\""))
 			if r := w.Ask(harness.Command{Plain: true}, port, 1, 1000); r.Code == 0 || !strings.Contains(r.Err, "reset") {
 				t.Errorf("served all the same: %s", r)

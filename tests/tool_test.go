@@ -69,7 +69,7 @@ func TestAPlainConnectionIsListedWithItsReason(t *testing.T) {
 func TestRequireRefusesAPlainPeer(t *testing.T) {
 	require := harness.Command{Run: []string{"--require"}}
 	t.Run("server does not offer", func(t *testing.T) {
-		underLibrary(t, plain("peer-not-offering"), func(w *harness.World) string {
+		underLibrary(t, refused(0, "peer-not-offering"), func(w *harness.World) string {
 			_, port := w.Echo(harness.Command{Plain: true})
 			if r := w.Ask(require, port, 1, 1000); r.Code == 0 || !strings.Contains(r.Err, "refused") {
 				t.Errorf("connected all the same: %s", r)
@@ -78,7 +78,7 @@ func TestRequireRefusesAPlainPeer(t *testing.T) {
 		})
 	})
 	t.Run("client does not offer", func(t *testing.T) {
-		underLibrary(t, plain("client-not-offering"), func(w *harness.World) string {
+		underLibrary(t, refused(0, "client-not-offering"), func(w *harness.World) string {
 			_, port := w.Echo(require)
 			if r := w.Ask(harness.Command{Plain: true}, port, 1, 1000); r.Code == 0 || !strings.Contains(r.Err, "reset") {
 				t.Errorf("served all the same: %s", r)

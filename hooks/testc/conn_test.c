@@ -18,7 +18,9 @@ static struct block block;
 static int made, posted, withdrawn, reset, hook, marked;
 
 static u32 plain_reason;
-void count_tcp(u32 reason) { plain_reason = reason; }
+static int closed;
+void count_tcp(u32 reason, int refused) { CHECK(!refused); plain_reason = reason; }
+int diag_closed(int fd) { return (void)fd, closed; }
 int diag_mirror(int fd, struct diag *d)
 {
 	(void)fd;
@@ -46,7 +48,8 @@ int lane_wait(struct sock *s, int dir, i64 until) { return (void)s, (void)dir, (
 void reg_done(int slot, u64 cookie) { CHECK(slot == 5 && cookie == 99); }
 int reg_haste(u32 listener) { return (void)listener, 0; }
 int reg_listen(int fd) { return (void)fd, 0; }
-int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *to) { return (void)sa, (void)len, *to = 1, 0; }
+static int found;
+int reg_lookup(const struct sockaddr *sa, socklen_t len, u32 *to) { return (void)sa, (void)len, *to = 1, found; }
 int reg_offer(int fd, u64 *cookie) { return (void)fd, *cookie = 99, 5; }
 int reg_ready(void) { return 0; }
 int reg_shunned(const struct sockaddr *sa, socklen_t len) { return (void)sa, (void)len, 0; }
@@ -100,6 +103,47 @@ static void answers(void)
 	}
 }
 
+/* A connect that does not block and was refused by the time it returns: no connection that TCP carries, and the next one may be ours. */
+static void refused(void)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	answer = EINPROGRESS;
+	closed = 1;
+	made = posted = withdrawn = 0;
+	plain_reason = 0;
+	CHECK(h_connect(fd, (void *)&to, sizeof to) == -1 && errno == EINPROGRESS && !made && withdrawn == 1 && !plain_reason && kind_of(fd) == FD_UNKNOWN);
+	found = -R_NO_LISTENER;
+	CHECK(h_connect(fd, (void *)&to, sizeof to) == -1 && errno == EINPROGRESS && !made && !plain_reason && kind_of(fd) == FD_UNKNOWN);
+	closed = 0;
+	CHECK(h_connect(fd, (void *)&to, sizeof to) == -1 && errno == EINPROGRESS && plain_reason == R_NO_LISTENER && kind_of(fd) == FD_PLAIN);
+	found = 0;
+	atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
+	close(fd);
+}
+
+/* What the kernel would not read, we do not. */
+static void nowhere(void)
+{
+	u8 *page = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	static const int kinds[] = {FD_UNKNOWN, FD_SOCK, FD_ASKED};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	CHECK(page != MAP_FAILED && mprotect(page + 4096, 4096, PROT_NONE) == 0);
+	struct sockaddr *bad[] = {0, (void *)1, (void *)8, (void *)~0ul, (void *)(1ul << 62), (void *)(page + 4096), (void *)(page + 4088), (void *)(page + 4095)};
+	answer = EFAULT;
+	made = 0;
+	for (unsigned k = 0; k < sizeof kinds / sizeof *kinds; k++)
+		for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
+			atomic_store(&S->fd_kind[fd], (u8)kinds[k]);
+			CHECK(h_connect(fd, bad[i], sizeof(struct sockaddr_in)) == -1 && errno == EFAULT && !made, "%d %p", kinds[k], (void *)bad[i]);
+		}
+	atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
+	close(fd);
+	munmap(page, 8192);
+}
+
 /* What protects TCP's bytes protects TCP's alone (RFC 7609 §5.5). */
 static void protected(void)
 {
@@ -127,6 +171,8 @@ int main(void)
 	one->b = &block;
 	answers();
 	protected();
+	refused();
+	nowhere();
 	hook = 1;
 	answers();
 	return 0;

@@ -521,9 +521,10 @@ static void kinds(void)
 	CHECK((d = h_dup(ep)) >= 0 && set_dup == 1);
 	atomic_store(&S->fd_kind[d], FD_EPOLL); /* as epoll.c does */
 	CHECK(h_close(ep) == 0 && set_closed == 1 && kind_of(ep) == FD_UNKNOWN && h_close_range((unsigned)d, (unsigned)d, 0) == 0 && set_closed == 2);
-	count_tcp(R_NO_CLIENT);
-	count_tcp(R_COUNT + 5);
-	CHECK(S->proc->tcp_conns == 2 && S->proc->fallbacks[R_NO_CLIENT] == 1);
+	count_tcp(R_NO_CLIENT, 0);
+	count_tcp(R_COUNT + 5, 0);
+	count_tcp(R_RULE, 1);
+	CHECK(S->proc->tcp_conns == 2 && S->proc->fallbacks[R_NO_CLIENT] == 1 && S->proc->fallbacks[R_RULE] == 1);
 	errno = 99;
 	int x = h_dup(0);
 	CHECK(h_close(x) == 0 && errno == 99);

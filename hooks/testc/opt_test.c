@@ -359,6 +359,17 @@ static void controls(void)
 	CHECK(h_ioctl(ours, FIOASYNC, &on) == 0 && left_for == R_SOCKOPT);
 	begin(S_ACTIVE);
 	CHECK(h_ioctl(ours, FIOASYNC, &off) == 0 && left_for == -1);
+	/* Whoever wants to hear of urgent data hears of it from the kernel alone. */
+	int me = getpid();
+	for (u32 st = S_ACCEPTED; st <= S_ACTIVE; st += S_ACTIVE - S_ACCEPTED) {
+		int left = st == S_ACTIVE ? -1 : R_SOCKOPT;
+		begin(st);
+		CHECK(h_ioctl(ours, SIOCSPGRP, &me) == 0 && left_for == left);
+		begin(st);
+		CHECK(h_ioctl(ours, FIOSETOWN, &me) == 0 && left_for == left);
+		begin(st);
+		CHECK(h_setsockopt(ours, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on) == 0 && left_for == left);
+	}
 }
 
 static void shutdowns(void)

@@ -525,11 +525,34 @@ static void ping_pong(void)
 		fprintf(stderr, "  %llu rounds between threads, %llu with a process\n", (long long)n, (long long)m);
 }
 
+/* Bad addresses are the kernel's to find: any, as long as nothing is ours, and afterwards those that never are memory. */
+static void nowhere(void)
+{
+	u8 *page = mmap(0, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *bad[] = {page, (void *)8, (void *)~7ul, (void *)(1ul << 62)};
+	u32 top = atomic_load(&S->fd_top);
+	struct timespec zero = {0, 0};
+	struct timeval none = {0, 0};
+
+	CHECK(page != MAP_FAILED && !atomic_load(&S->ep));
+	for (u32 i = 0; i < sizeof bad / sizeof *bad; i++) {
+		atomic_store(&S->fd_top, i ? 3000 : 0);
+		CHECK(h_poll(bad[i], 1, 0) == -1 && errno == EFAULT);
+		CHECK(h_ppoll(bad[i], 1, &zero, 0) == -1 && errno == EFAULT);
+		CHECK(h_select(5, bad[i], 0, 0, &none) == -1 && errno == EFAULT);
+		CHECK(h_select(5, 0, 0, bad[i], &none) == -1 && errno == EFAULT);
+		CHECK(h_pselect(5, 0, bad[i], 0, &zero, 0) == -1 && errno == EFAULT);
+	}
+	atomic_store(&S->fd_top, top);
+	munmap(page, 4096);
+}
+
 int main(void)
 {
 	if (getenv("POLL_TEST_LONG"))
 		scale = atoi(getenv("POLL_TEST_LONG"));
 	ready_shim();
+	nowhere();
 	section("matrix");
 	static const short mask[] = {POLLIN, POLLOUT, POLLIN | POLLOUT, POLLIN | POLLRDHUP, POLLRDHUP, 0,
 				     POLLIN | POLLRDNORM | POLLPRI, POLLOUT | POLLWRNORM | POLLWRBAND};

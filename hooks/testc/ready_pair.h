@@ -49,6 +49,7 @@ int engine_post(u32 op, struct sock *s, u64 arg)
 	(void)op, (void)s, (void)arg;
 	return 0;
 }
+void fd_seen(int fd);
 int fd_hide(int fd)
 {
 	int n = fcntl(fd, F_DUPFD_CLOEXEC, 3000);
@@ -56,6 +57,7 @@ int fd_hide(int fd)
 	CHECK(n >= 0);
 	close(fd);
 	atomic_store(&S->fd_kind[n], FD_HIDDEN);
+	fd_seen(n);
 	return n;
 }
 int fd_unhide(int fd)
@@ -218,6 +220,7 @@ static void name(struct sock *s, int fd)
 	atomic_fetch_add(&s->fds, 1);
 	atomic_store(&S->fd_sock[fd], sock_idx(s));
 	atomic_store(&S->fd_kind[fd], FD_SOCK);
+	fd_seen(fd);
 }
 
 /* fd[0], fd[1]: the two ends, ours or plain. */

@@ -201,7 +201,7 @@ static void refused(void *want)
 	int fd = listening("127.0.0.1", 0, 0, 0);
 	u64 c;
 	CHECK(reg_listen(fd) == r && reg_offer(fd, &c) == r && reg_find(1) == -1);
-	count_tcp(R_NO_LISTENER);
+	count_tcp(R_NO_LISTENER, 0);
 }
 
 static void unusable(void *want)
@@ -660,7 +660,7 @@ static void image(void *arg)
 	CHECK(reg_listen(l) == 0);
 	struct sock *s = sock_new(c, 0, S_ACTIVE);
 	CHECK(s && S->proc->nblocks == SLAB_BLOCKS);
-	count_tcp(R_NO_CLIENT);
+	count_tcp(R_NO_CLIENT, 0);
 	close(l); /* behind our back, as FD_CLOEXEC does it */
 	/* exec: the same process, a new image. */
 	fresh_shim();

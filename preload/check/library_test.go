@@ -192,6 +192,17 @@ func shape(t *testing.T, lib string) {
 	if needed, _ := f.DynString(elf.DT_NEEDED); len(needed) != 1 || needed[0] != "libc.so.6" {
 		t.Errorf("needs %v", needed)
 	}
+	// A loader ends a program for a name that it cannot find: what only glibc has is weak. These, other libcs have too.
+	syms, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range syms {
+		if s.Section == elf.SHN_UNDEF && elf.ST_BIND(s.Info) == elf.STB_GLOBAL && strings.HasPrefix(s.Name, "__") &&
+			!slices.Contains([]string{"__environ", "__errno_location", "__sigsetjmp"}, s.Name) {
+			t.Errorf("%s is not weak", s.Name)
+		}
+	}
 	// Every program pays for these when it is loaded; Go's own are some thousands.
 	if n, err := f.DynValue(elf.DT_RELACOUNT); err != nil || len(n) != 1 || n[0] > 500 {
 		t.Errorf("%v relocations at load: was postlink run?", n)

@@ -255,7 +255,7 @@ static void give(int fd)
 		return;
 	}
 	asked_plain(fd);
-	count_tcp(R_LEFT_EARLY);
+	count_tcp(R_LEFT_EARLY, S->mode == MODE_REQUIRE);
 }
 
 void hook_give(int fd, i64 until)

@@ -138,8 +138,8 @@ func newWired(t testing.TB, rmbe int) (a, b *wired) {
 		}
 		w.e = e
 	}
-	b.c = b.e.Server(b, netipPrefix, 1)
-	a.c = a.e.Client(a, netipPrefix, 1)
+	b.c = b.e.Server(b, aLAN, 1)
+	a.c = a.e.Client(a, aLAN, 1)
 	for range 100 {
 		for _, w := range []*wired{a, b} {
 			if len(w.in) > 0 {

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"net/netip"
 	"time"
 
 	"libsmcr/abi/cdc"
@@ -39,8 +38,8 @@ type Conn struct {
 	conn  fsm.Conn      // once established; written by connStep only
 	timer timer
 
-	port   *port        // whose GID this side offers
-	subnet netip.Prefix // server: the network of the connection's local address
+	port   *port // whose GID this side offers
+	lan    LAN   // server
 	group  *LinkGroup
 	link   *Link // this side writes over; each side chooses its own (RFC 7609 §2.3)
 	local  element

@@ -118,7 +118,7 @@ func (c *Conn) sendConfirm(l *Link, first bool) bool {
 func (c *Conn) useLink() {
 	var l *Link
 	for _, g := range c.e.byPeer[peerKey{RoleClient, c.peer.PeerID}] {
-		if x := g.linkTo(c.peer); x != nil {
+		if x := g.linkTo(c.peer); x != nil && g.port.kin(c.port) {
 			l = x
 		}
 	}
@@ -199,11 +199,11 @@ func (c *Conn) onProposal(b []byte) {
 	case m.PeerID.IsZero() || m.GID.IsZero():
 		c.fail(clc.DeclineNoDevice)
 	default:
-		if c.port = c.e.portTo(m.GID); c.port == nil {
-			c.fail(clc.DeclineNoDevice)
+		if c.port = c.e.portTo(m.GID, c.lan.VLAN); c.port == nil {
+			c.fail(absent(c.lan.VLAN))
 			return
 		}
-		if !c.port.attr.Caps.Has(verbs.CapLocal) && !m.Covers(c.subnet) {
+		if !c.port.attr.Caps.Has(verbs.CapLocal) && !m.Covers(c.lan.Subnet) {
 			c.fail(clc.DeclinePrefix)
 			return
 		}

@@ -501,7 +501,7 @@ func TestServerInAnotherNetworkDeclines(t *testing.T) {
 		{"fd00::1/64", "10.0.0.2/24", "fallback"},
 	} {
 		mustSimulate(t, c.client+" to "+c.server, simOptions{}, func(s *sim) {
-			s.hosts[0].net, s.hosts[1].net = netip.MustParsePrefix(c.client), netip.MustParsePrefix(c.server)
+			s.hosts[0].net, s.hosts[1].net = LAN{Subnet: netip.MustParsePrefix(c.client)}, LAN{Subnet: netip.MustParsePrefix(c.server)}
 			client, server := s.dial(s.hosts[0], s.hosts[1], [2]int{})
 			client.stay, server.stay = true, true
 			s.run(patience, nil)

@@ -221,8 +221,8 @@ func playFault(t *testing.T, prepare func(*world), f fault, at int, outcomes map
 		v, _, _ := act(endOf(e.From[0]), e.Op.String(), false)
 		return v
 	}
-	server.c = w.b().e.Server(server, netipPrefix, w.now)
-	client.c = w.a().e.Client(client, netipPrefix, w.now)
+	server.c = w.b().e.Server(server, aLAN, w.now)
+	client.c = w.a().e.Client(client, aLAN, w.now)
 	for range 200 {
 		if then != nil {
 			fn := then

@@ -202,27 +202,34 @@ func Need(b []byte) (int, error) {
 	return h.Length, err
 }
 
-// Client begins as the TCP client: the Proposal goes out at once. subnet is the network of the connection's local
-// address, for peers on other hosts.
-func (e *Engine) Client(h Handler, subnet netip.Prefix, now Instant) *Conn {
+// LAN is the network by which a TCP connection runs at this end, for peers on other hosts.
+type LAN struct {
+	Subnet netip.Prefix // of the local address
+	VLAN   roce.VLAN    // of the interface
+}
+
+// Client begins as the TCP client: the Proposal goes out at once, from a device in the connection's VLAN.
+func (e *Engine) Client(h Handler, on LAN, now Instant) *Conn {
 	defer e.enter(now)()
 	c := e.newConn(h, RoleClient)
 	if e.closed {
 		c.fail(clc.DeclineInternal)
 		return c
 	}
-	if c.port = e.preferred(); c.to(fsm.Connect, fsm.AwaitAccept) {
-		c.propose(subnet)
+	if c.port = e.preferred(on.VLAN); c.port == nil {
+		c.fail(absent(on.VLAN))
+	} else if c.to(fsm.Connect, fsm.AwaitAccept) {
+		c.propose(on.Subnet)
 	}
 	return c
 }
 
-// Server begins as the TCP server, who waits for the Proposal. subnet is as a Client's; devices that reach one LAN only take
-// clients of that network alone (RFC 7609 §3.5.1.2).
-func (e *Engine) Server(h Handler, subnet netip.Prefix, now Instant) *Conn {
+// Server begins as the TCP server, who waits for the Proposal. Devices that reach one LAN only take clients of that network alone
+// (RFC 7609 §3.5.1.2).
+func (e *Engine) Server(h Handler, on LAN, now Instant) *Conn {
 	defer e.enter(now)()
 	c := e.newConn(h, RoleServer)
-	c.subnet = subnet
+	c.lan = on
 	c.step(fsm.Listen)
 	if e.closed {
 		c.fail(clc.DeclineInternal)

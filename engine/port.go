@@ -3,6 +3,7 @@ package engine
 import (
 	"slices"
 
+	"libsmcr/abi/clc"
 	"libsmcr/abi/roce"
 	"libsmcr/verbs"
 )
@@ -26,10 +27,13 @@ func newPort(d verbs.Device) (*port, error) {
 // mapped: a store into the peer's memory is the RDMA write.
 func (p *port) mapped() bool { return p.attr.Caps.Has(verbs.CapMapped) }
 
-// kin: RMBs of one can be registered with the other, so that links over both fit into one link group.
+// kin: links over both fit into one link group. RMBs of one can be registered with the other, and they are in the same LAN (RFC 7609 §2).
 func (p *port) kin(q *port) bool {
-	return p.attr.Provider == q.attr.Provider && p.mapped() == q.mapped()
+	return p.attr.Provider == q.attr.Provider && p.mapped() == q.mapped() && p.attr.VLAN == q.attr.VLAN
 }
+
+// in: connections of that VLAN may use the port (§5.1).
+func (p *port) in(v roce.VLAN) bool { return p.attr.Caps.Has(verbs.CapLocal) || p.attr.VLAN == v }
 
 // poll lets the devices work and reports whether more is waiting.
 func (e *Engine) poll() (more bool) {
@@ -61,14 +65,26 @@ func (e *Engine) reap() {
 // up: the port works.
 func (p *port) up() bool { return p.dev.Reachable(p.attr.GID) }
 
-// preferred returns the first device that works; if none does, the Accept will show whether it does again.
-func (e *Engine) preferred() *port {
+// preferred returns the first device of a VLAN that works; if none does, the Accept will show whether it does again. nil: there is none.
+func (e *Engine) preferred(v roce.VLAN) (first *port) {
 	for _, p := range e.ports {
-		if p.up() {
+		switch {
+		case !p.in(v):
+		case p.up():
 			return p
+		case first == nil:
+			first = p
 		}
 	}
-	return e.ports[0]
+	return first
+}
+
+// absent is why there is no device.
+func absent(v roce.VLAN) clc.DeclineCode {
+	if v == roce.UnknownVLAN {
+		return clc.DeclineVLAN
+	}
+	return clc.DeclineNoDevice
 }
 
 // changed: the port went up or down.
@@ -87,10 +103,10 @@ func (e *Engine) changed(p *port) {
 	}
 }
 
-// portTo returns the preferred device that reaches a GID, nil if none does.
-func (e *Engine) portTo(gid roce.GID) *port {
+// portTo returns the preferred device of a VLAN that reaches a GID, nil if none does.
+func (e *Engine) portTo(gid roce.GID, v roce.VLAN) *port {
 	for _, p := range e.ports {
-		if p.dev.Reachable(gid) {
+		if p.in(v) && p.dev.Reachable(gid) {
 			return p
 		}
 	}

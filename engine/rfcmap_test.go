@@ -15,7 +15,7 @@ func TestRFCMapNamesWhatExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tests strings.Builder
-	for _, dir := range []string{".", "fsm", "../tests/hook", "../tests/interop"} {
+	for _, dir := range []string{".", "fsm", "../tests/hook", "../tests/interop", "../hooks/lan", "../verbs/simfab"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)

@@ -3,7 +3,6 @@ package engine
 import (
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"regexp"
 	"runtime/debug"
 	"slices"
@@ -46,7 +45,8 @@ type sim struct {
 
 type simOptions struct {
 	seed     uint64
-	rnics    [2]int // of A and B, more hosts have one
+	rnics    [2]int         // of A and B, more hosts have one
+	vlans    [2][]roce.VLAN // of these; none = untagged
 	hosts    int
 	elements [2]int
 	mapped   bool
@@ -80,7 +80,7 @@ type simHost struct {
 	name     string
 	e        *Engine
 	devs     []*simfab.Device
-	net      netip.Prefix // of its address
+	net      LAN
 	reserved int64
 	dead     bool
 }
@@ -198,7 +198,7 @@ func newSim(o simOptions) *sim {
 		}
 	}
 	for i := range o.hosts {
-		h := &simHost{s: s, name: string(rune('A' + i)), net: netipPrefix}
+		h := &simHost{s: s, name: string(rune('A' + i)), net: aLAN}
 		n, elements := 1, 2
 		if i < 2 {
 			n, elements = max(1, o.rnics[i]), max(1, o.elements[i])
@@ -221,6 +221,9 @@ func newSim(o simOptions) *sim {
 				d = s.fab.Device(gid, caps)
 			} else {
 				d = h.devs[0].Sibling(gid)
+			}
+			if i < 2 && j < len(o.vlans[i]) {
+				d.Tag(o.vlans[i][j])
 			}
 			h.devs = append(h.devs, d)
 			c.Devices = append(c.Devices, d)

@@ -3,6 +3,7 @@ package engine
 import (
 	"time"
 
+	"libsmcr/abi/roce"
 	"libsmcr/abi/smc"
 	"libsmcr/engine/fsm"
 	"libsmcr/verbs"
@@ -92,7 +93,7 @@ func (s *sim) legal(h *simHost) {
 			}
 		}
 		// §C.8: a second link is tried for again and again.
-		if peer := s.hosts[g.key.id[1]]; g.state == groupActive && !peer.dead && len(g.links) < min(2, max(len(h.devs), len(peer.devs))) && !s.mapped {
+		if peer := s.hosts[g.key.id[1]]; g.state == groupActive && !peer.dead && len(g.links) < min(2, max(h.in(g.port.attr.VLAN), peer.in(g.port.attr.VLAN))) && !s.mapped {
 			s.failf("%s: group %d has %d links", h.name, g.id, len(g.links))
 		}
 		if peer := s.hosts[g.key.id[1]]; g.state == groupActive && g.dialect != s.dialect(h, peer) {
@@ -116,6 +117,16 @@ func (s *sim) legal(h *simHost) {
 			}
 		}
 	}
+}
+
+// in counts the RNICs of a VLAN.
+func (h *simHost) in(v roce.VLAN) (n int) {
+	for _, d := range h.devs {
+		if d.Attr().VLAN == v {
+			n++
+		}
+	}
+	return n
 }
 
 // mirrored: both sides of a link group know the same links and the same RMBs.

@@ -36,6 +36,7 @@ type GroupInfo struct {
 	Type     string // as smcr says it
 	PeerID   smc.PeerID
 	PeerGID  roce.GID
+	VLAN     roce.VLAN
 	Conns    int // connections that hold an element
 	RMBs     []RMBInfo
 	PeerRMBs int
@@ -82,7 +83,7 @@ func (e *Engine) Snapshot() Snapshot {
 	s.Counters.Declined, s.Counters.PeerDeclined = maps.Clone(e.count.Declined), maps.Clone(e.count.PeerDeclined)
 	for _, g := range e.sortedGroups() {
 		i := GroupInfo{
-			ID: g.id, Role: g.key.role, State: g.state.String(), Type: g.kind(), PeerID: g.key.id, PeerGID: g.gid,
+			ID: g.id, Role: g.key.role, State: g.state.String(), Type: g.kind(), PeerID: g.key.id, PeerGID: g.gid, VLAN: g.port.attr.VLAN,
 			Conns: len(g.conns), PeerRMBs: len(g.remotes), MaxLinks: g.max,
 		}
 		for _, l := range g.links {

@@ -253,8 +253,8 @@ func (w *world) dial(from, to *host) (client, server *end) {
 	client, server = &end{w: w, h: from}, &end{w: w, h: to}
 	client.peer, server.peer = server, client
 	w.ends = append(w.ends, client, server)
-	server.c = to.e.Server(server, netipPrefix, w.now)
-	client.c = from.e.Client(client, netipPrefix, w.now)
+	server.c = to.e.Server(server, aLAN, w.now)
+	client.c = from.e.Client(client, aLAN, w.now)
 	return client, server
 }
 
@@ -465,4 +465,4 @@ func agreed(t testing.TB, client, server *end) {
 	}
 }
 
-var netipPrefix = netip.MustParsePrefix("10.99.0.2/24")
+var aLAN = LAN{Subnet: netip.MustParsePrefix("10.99.0.2/24")}

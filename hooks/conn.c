@@ -110,8 +110,11 @@ static void accepted(int listener, int fd)
 	struct verdict v;
 
 	rules_accepted(fd, &v);
+	int verdict = offers ? hook_verdict(fd) : SMCR_UNKNOWN;
+	if (verdict >= SMCR_IPSEC && !v.reason)
+		v.reason = R_IPSEC;
 	if (v.reason) {
-		if (offers && hook_verdict(fd) == SMCR_YES)
+		if (verdict == SMCR_YES || verdict == SMCR_DECLINE || (verdict == SMCR_IPSEC && v.known))
 			hook_decline(fd, 0, v.reason);
 		else if (offers)
 			reg_refuse(fd);
@@ -124,7 +127,7 @@ static void accepted(int listener, int fd)
 	}
 	if (!offers)
 		return;
-	u32 agreed = hook_verdict(fd) == SMCR_YES ? SOURCE_KERNEL : v.known ? SOURCE_RULES : SOURCE_NONE;
+	u32 agreed = verdict == SMCR_YES ? SOURCE_KERNEL : v.known ? SOURCE_RULES : SOURCE_NONE;
 	struct sock *s = sock_new(fd, 1, S_ACCEPTED);
 	if (!s) {
 		if (agreed) {
@@ -193,14 +196,18 @@ int h_accept(int fd, struct sockaddr *sa, socklen_t *len)
 
 /* ---- client ---- */
 
-/* TCP options that SMC-R cannot carry, or that put data on the SYN. */
+/* IPsec, and TCP options that SMC-R cannot carry or that put data on the SYN. */
 static int opted_out(int fd)
 {
 	char ulp[16];
 	socklen_t len = sizeof ulp;
 
-	return (atomic_load(&S->fd_early[fd]) & EARLY_OUT) || sockopt_int(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT) == 1 || sockopt_int(fd, IPPROTO_TCP, TCP_REPAIR) == 1 ||
-	       (sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, ulp, &len) == 0 && len > 0);
+	if (atomic_load(&S->fd_early[fd]) & EARLY_OUT)
+		return R_IPSEC;
+	return sockopt_int(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT) == 1 || sockopt_int(fd, IPPROTO_TCP, TCP_REPAIR) == 1 ||
+			       (sys(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, ulp, &len) == 0 && len > 0)
+		       ? R_SOCKOPT
+		       : 0;
 }
 
 /* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason.
@@ -227,15 +234,17 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	}
 	if (r == 0 && reg_haste(*to) && v->use != USE_REQUIRE)
 		r = no = -R_HASTE;
-	if (r == 0 && opted_out(fd))
-		r = no = -R_SOCKOPT;
+	if (r == 0)
+		r = no = -opted_out(fd);
 	if (r == 0 && epoll_early(fd) < 0)
 		r = no = -R_EPOLL_EARLY;
 	*marked = !no && !v->reason && hook_offer(fd) == 0;
 	if (*marked && reg_shunned(sa, len))
 		no = -R_NOT_SMC;
 	if (*marked && r < 0 && !no)
-		no = opted_out(fd) ? -R_SOCKOPT : epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0;
+		no = -opted_out(fd);
+	if (*marked && r < 0 && !no)
+		no = epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0;
 	if (*marked && no && !v->known) {
 		hook_withdraw(fd);
 		*marked = 0;
@@ -326,8 +335,10 @@ static int offered(int fd, int slot, u64 cookie, u32 to, int must)
 
 int conn_agreed(int fd, u32 source, int must)
 {
-	int r = source == SOURCE_KERNEL ? hook_take(fd) : opted_out(fd) ? -R_SOCKOPT : 0, theirs = r == -EBUSY;
+	int r = source == SOURCE_KERNEL ? hook_take(fd) : -opted_out(fd), theirs = r == -EBUSY;
 
+	if (r == 0 && hook_verdict(fd) >= SMCR_IPSEC)
+		r = -R_IPSEC;
 	if (r == 0)
 		r = engine_start();
 	struct sock *s = (r == 0 || theirs) && sock_new(fd, 0, theirs ? S_ACCEPTED : S_CLC) ? sock_get(fd, 0) : 0;
@@ -375,17 +386,22 @@ static int known(int fd, int connected, int must)
 	return 1;
 }
 
-/* The SYN offered. 1 = that decides; 0 = the peer does not, or a server has claimed by the registry what the kernel cannot tell yet. */
-static int asked(int fd, int slot, u64 cookie, int must)
+/* The SYN offered. 1 = that decides; 0 = the peer does not, IPsec protects it, or a server has claimed by the registry what the kernel cannot tell yet. */
+static int asked(int fd, int *slot, u64 cookie, struct verdict *v)
 {
 	int verdict = hook_verdict(fd);
 
-	if (verdict == SMCR_NO || (slot >= 0 && !reg_withdraw(slot, cookie)))
+	if (verdict == SMCR_NO || (*slot >= 0 && !reg_withdraw(*slot, cookie) && reg_state(*slot, cookie) == REG_CLAIMED))
 		return 0;
-	if (slot >= 0)
-		reg_done(slot, cookie);
-	if (verdict == SMCR_YES) {
-		conn_agreed(fd, SOURCE_KERNEL, must);
+	if (*slot >= 0)
+		reg_done(*slot, cookie);
+	if (verdict == SMCR_IPSEC) {
+		*slot = -1;
+		v->reason = R_IPSEC;
+		return 0;
+	}
+	if (verdict == SMCR_YES || verdict == SMCR_DECLINE) {
+		conn_agreed(fd, SOURCE_KERNEL, v->use == USE_REQUIRE);
 		return 1;
 	}
 	later(fd);
@@ -484,7 +500,7 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	/* Interrupted, the kernel connects all the same. Refused meanwhile, there is no connection, and the program may try once more. */
 	int on = r == 0 || ((e == EINPROGRESS || e == EINTR) && !diag_closed(fd));
 	/* What was noted before the connect stays until it is decided. */
-	int noted = on && ((marked && asked(fd, slot, cookie, must)) || (slot < 0 && v.known && known(fd, r == 0, must)));
+	int noted = on && ((marked && asked(fd, &slot, cookie, &v)) || (slot < 0 && v.known && known(fd, r == 0, must)));
 
 	if (marked && !on)
 		hook_withdraw(fd);

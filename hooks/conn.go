@@ -162,7 +162,7 @@ func (c *conn) startClient() {
 	C.sock_claimed(c.s)
 	C.reg_done(c.slot, C.u64(c.cookie))
 	delete(c.l.owed, c)
-	c.negotiate(func() *engine.Conn { return c.l.eng.Client(c, c.subnet(), c.l.now) })
+	c.negotiate(func() *engine.Conn { return c.l.eng.Client(c, c.lan(), c.l.now) })
 }
 
 // withdraw makes the connection plain TCP unless somebody claimed it meanwhile.
@@ -235,7 +235,7 @@ func (c *conn) claimed(slot int) {
 	if C.reg_get_gid(C.int(slot), peer, &gid[0]) == 0 {
 		c.l.sendClaim(gid, uint64(peer), uint32(slot))
 	}
-	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c, c.subnet(), c.l.now) })
+	c.negotiate(func() *engine.Conn { return c.l.eng.Server(c, c.lan(), c.l.now) })
 }
 
 // ---- agreed: by SYN and SYN-ACK, or by a rule ----
@@ -264,7 +264,7 @@ func (c *conn) agreedClient() {
 		c.setDeadline(c.l.now + engine.Instant(time.Millisecond)<<min(c.looked, 5))
 		c.looked++
 	default:
-		c.agreed(func() *engine.Conn { return c.l.eng.Client(c, c.subnet(), c.l.now) })
+		c.agreed(func() *engine.Conn { return c.l.eng.Client(c, c.lan(), c.l.now) })
 	}
 }
 

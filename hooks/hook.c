@@ -26,7 +26,8 @@ enum { HOOK_UNASKED, HOOK_THERE, HOOK_ABSENT };
 #define CLC_PROPOSAL 1
 #define CLC_DECLINE 4
 #define CLC_V1 0x10
-#define DECLINE_MEMORY 0x01010000u /* clc.DeclineMemory, clc.DeclineInternal */
+#define DECLINE_MEMORY 0x01010000u /* clc.DeclineMemory, clc.DeclineIPsec, clc.DeclineInternal */
+#define DECLINE_IPSEC 0x03020000u
 #define DECLINE_INTERNAL 0x09990000u
 
 static int set_option(int fd, int name, const void *value, socklen_t len)
@@ -113,7 +114,7 @@ static int look(int fd)
 	/* The verdict is there before anybody is told that the socket is connected. */
 	if (events)
 		verdict = hook_verdict(fd);
-	if (known && verdict != SMCR_YES && (verdict == SMCR_NO || (events && !(events & (POLLERR | POLLHUP)))))
+	if (known && verdict != SMCR_YES && (verdict != SMCR_UNKNOWN || (events && !(events & (POLLERR | POLLHUP)))))
 		return conn_agreed(fd, SOURCE_RULES, 0) ? FD_SOCK : FD_PLAIN;
 	if (events && verdict == SMCR_UNKNOWN) {
 		atomic_store(&S->fd_kind[fd], FD_UNKNOWN); /* it failed; the program may try once more */
@@ -121,13 +122,11 @@ static int look(int fd)
 	}
 	if (verdict == SMCR_UNKNOWN)
 		return FD_ASKED;
-	if (verdict == SMCR_YES && conn_agreed(fd, SOURCE_KERNEL, 0))
-		return FD_SOCK;
-	if (verdict == SMCR_NO) {
-		atomic_store(&S->fd_early[fd], 0);
-		atomic_store(&S->fd_kind[fd], FD_PLAIN);
-		count_tcp(R_NO_LISTENER, S->mode == MODE_REQUIRE);
-	}
+	if (verdict == SMCR_YES || verdict == SMCR_DECLINE)
+		return conn_agreed(fd, SOURCE_KERNEL, 0) ? FD_SOCK : FD_PLAIN;
+	atomic_store(&S->fd_early[fd], 0);
+	atomic_store(&S->fd_kind[fd], FD_PLAIN);
+	count_tcp(verdict == SMCR_IPSEC ? R_IPSEC : R_NO_LISTENER, S->mode == MODE_REQUIRE);
 	return FD_PLAIN;
 }
 
@@ -211,7 +210,7 @@ static int take_message(int fd)
 void hook_decline(int fd, int client, u32 reason)
 {
 	u8 m[28] = {0xe2, 0xd4, 0xc3, 0xd9, CLC_DECLINE, 0, sizeof m, CLC_V1};
-	u32 code = htonl(reason == R_MEMORY ? DECLINE_MEMORY : DECLINE_INTERNAL);
+	u32 code = htonl(reason == R_MEMORY ? DECLINE_MEMORY : reason == R_IPSEC ? DECLINE_IPSEC : DECLINE_INTERNAL);
 	int came = client ? CLC_PROPOSAL : take_message(fd);
 
 	/* RFC 7609 §A.2.5; the peer ID is nobody's. */

@@ -284,7 +284,7 @@ func (l *loop) request(r *C.struct_req) {
 		c.begun(uint32(r.arg >> 32))
 		if c.isAgreed() {
 			c.agreed(func() *engine.Conn {
-				ec := l.eng.Server(c, c.subnet(), l.now)
+				ec := l.eng.Server(c, c.lan(), l.now)
 				if c.crowded { // when the Proposal comes
 					ec.Decline(clc.DeclineMemory, l.now)
 				}

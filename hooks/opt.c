@@ -67,9 +67,11 @@ static const struct option {
 	{IPPROTO_TCP, TCP_DEFER_ACCEPT, KERNEL, LISTEN, 0},
 };
 
+static const struct option ipsec = {.set = OUT};
+
 static const struct option *option_of(int level, int name)
 {
-	static const struct option other, ipsec = {.set = OUT};
+	static const struct option other;
 
 	if (ipsec_option(level, name))
 		return &ipsec;
@@ -83,7 +85,7 @@ static const struct option *option_of(int level, int name)
 static int opt_out(struct sock *s, const struct option *o)
 {
 	if (early(state_of(s)))
-		sock_leave(s, R_SOCKOPT);
+		sock_leave(s, o == &ipsec ? R_IPSEC : R_SOCKOPT);
 	if (o->late && state_of(s) == S_ACTIVE) {
 		errno = o->late;
 		return -1;
@@ -194,17 +196,17 @@ int h_setsockopt(int fd, int level, int name, const void *val, socklen_t len)
 	if (kind == FD_LISTENER) {
 		r = S->real->setsockopt(fd, level, name, val, len);
 		/* With these, clients that the registry sends would wait or bring data that belongs to nobody. */
-		int ipsec = ipsec_option(level, name);
-		if (r == 0 && (ipsec || ((o->set == LISTEN || name == TCP_FASTOPEN) && level == IPPROTO_TCP && truth(val, len)))) {
+		int protects = o == &ipsec;
+		if (r == 0 && (protects || ((o->set == LISTEN || name == TCP_FASTOPEN) && level == IPPROTO_TCP && truth(val, len)))) {
 			int e = errno;
 			reg_unlisten(fd);
-			if (ipsec)
+			if (protects)
 				hook_withdraw(fd);
 			errno = e;
 		}
 		return r;
 	}
-	if (ipsec_option(level, name) && kind <= FD_PLAIN && (unsigned)fd < FD_MAX) {
+	if (o == &ipsec && kind <= FD_PLAIN && (unsigned)fd < FD_MAX) {
 		r = S->real->setsockopt(fd, level, name, val, len);
 		if (r == 0 && !borrowed())
 			atomic_fetch_or(&S->fd_early[fd], EARLY_OUT);

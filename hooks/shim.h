@@ -75,6 +75,7 @@ enum fd_kind {
 	X(PROTOCOL, "protocol-error")                                                                     \
 	X(TIMEOUT, "clc-timeout")                                                                         \
 	X(SOCKOPT, "socket-option")		  /* TCP_FASTOPEN, TCP_ULP, TCP_MD5SIG, TCP_REPAIR … */   \
+	X(IPSEC, "ipsec")		  /* IPsec protects the connection, by the system's policy or the socket's */ \
 	X(REGISTRY, "no-registry")		  /* the run directory cannot be used */                  \
 	X(REMOTE, "not-local")			  /* no provider reaches that peer */                     \
 	X(EPOLL_EARLY, "epoll-before-connect")	  /* registered in an epoll set before connect */         \
@@ -471,6 +472,7 @@ struct shim {
 #pragma weak __pthread_unregister_cancel
 #pragma weak __register_atfork
 #pragma weak gnu_get_libc_version
+#pragma weak dladdr1
 
 extern struct shim *smcr_shim HIDDEN;
 #define S smcr_shim
@@ -481,7 +483,7 @@ extern struct shim *smcr_shim HIDDEN;
 #define EARLY_EPOLL 4u	 /* it is in an epoll set: */
 #define EARLY_KNOWN 8u	 /*  which, and for what, is written down; */
 #define EARLY_UNSURE 16u /*  or not */
-#define EARLY_OUT 32u	 /* an option that the kernel does not tell keeps it from SMC-R */
+#define EARLY_OUT 32u	 /* an IPsec policy of its own, which the kernel does not tell, keeps it from SMC-R */
 #define EARLY_AGREED 64u /* FD_ASKED: a rule says that the peer speaks SMC-R */
 #define EARLY_THEIRS 128u /* FD_ASKED in a forked child: its parent's, unless the child moves bytes on it */
 _Static_assert((EARLY_TCP ^ EARLY_DUP ^ EARLY_EPOLL ^ EARLY_KNOWN ^ EARLY_UNSURE ^ EARLY_OUT ^ EARLY_AGREED ^ EARLY_THEIRS) == 0xff, "a bit each");

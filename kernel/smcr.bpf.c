@@ -35,16 +35,29 @@ struct sock_common {
 	struct sock *skc_listener; /* of a request socket */
 	atomic64_t skc_cookie;
 };
+struct xfrm_state;
+struct dst_entry {
+	struct xfrm_state *xfrm; /* CONFIG_XFRM */
+};
 struct sock {
 	struct sock_common __sk_common;
+	struct dst_entry *sk_dst_cache;
+};
+struct sk_buff {
+	unsigned long _skb_refdst;
+	__u8 active_extensions; /* CONFIG_SKB_EXTENSIONS */
 };
 struct bpf_sock_ops_kern {
 	struct sock *sk;
+	struct sk_buff *syn_skb, *skb;
 };
 struct bpf_sockopt_kern {
 	struct sock *sk;
 };
 #pragma clang attribute pop
+
+enum skb_ext_id { SKB_EXT_SEC_PATH = 1 }; /* CONFIG_XFRM */
+#define SKB_DST_PTRMASK ~1ul
 
 void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
@@ -112,6 +125,37 @@ static __always_inline int has_option(struct bpf_sock_ops *s, __u64 from)
 	return bpf_load_hdr_opt(s, &o, sizeof o, from) == sizeof o;
 }
 
+static __always_inline int transformed(struct dst_entry *d)
+{
+	return d && bpf_core_field_exists(d->xfrm) && BPF_CORE_READ(d, xfrm);
+}
+
+static __always_inline int decrypted(struct sk_buff *skb)
+{
+	return skb && bpf_core_field_exists(skb->active_extensions) && bpf_core_enum_value_exists(enum skb_ext_id, SKB_EXT_SEC_PATH) &&
+	       (BPF_CORE_READ(skb, active_extensions) & 1u << bpf_core_enum_value(enum skb_ext_id, SKB_EXT_SEC_PATH));
+}
+
+/*
+ * RFC 7609 §5.5: IPsec protects what this socket sends, or has protected the segment that came. Whose policy it is, the
+ * system's or the socket's own, does not matter: the route that the kernel has found for the socket says so.
+ */
+static __always_inline int protected(struct bpf_sock_ops *s)
+{
+	struct bpf_sock_ops_kern *k = bpf_cast_to_kern_ctx(s);
+
+	return transformed(BPF_CORE_READ(k, sk, sk_dst_cache)) || decrypted(BPF_CORE_READ(k, skb));
+}
+
+/* The same for a SYN-ACK, which has a route of its own, and its SYN: that is at hand only when the first one is made. */
+static __always_inline int answer_protected(struct bpf_sock_ops *s)
+{
+	struct bpf_sock_ops_kern *k = bpf_cast_to_kern_ctx(s);
+	unsigned long route = BPF_CORE_READ(k, skb, _skb_refdst);
+
+	return transformed((void *)(route & SKB_DST_PTRMASK)) || decrypted(BPF_CORE_READ(k, syn_skb));
+}
+
 static __always_inline int listener_offers(struct bpf_sock_ops *s)
 {
 	struct bpf_sock_ops_kern *k = bpf_cast_to_kern_ctx(s);
@@ -131,7 +175,7 @@ static __always_inline int answers(struct bpf_sock_ops *s)
 	if (s->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE)
 		return 0; /* the SYN is forgotten, the accepted socket finds none */
 	cookie = bpf_get_socket_cookie(s);
-	if (!bpf_map_lookup_elem(&refused, &cookie) && listener_offers(s))
+	if (!bpf_map_lookup_elem(&refused, &cookie) && listener_offers(s) && !answer_protected(s))
 		return 1;
 	put(&refused, cookie);
 	return 0;
@@ -149,7 +193,7 @@ static __always_inline void reserve(struct bpf_sock_ops *s)
 		return;
 	}
 	m = mark_of(s->sk);
-	if (m && m->asks) {
+	if (m && m->asks && !protected(s)) {
 		if (s->skb_len)
 			m->asks = 0; /* TCP Fast Open: bytes of the program are on their way */
 		else
@@ -170,7 +214,7 @@ static __always_inline void write(struct bpf_sock_ops *s)
 		return;
 	}
 	m = mark_of(s->sk);
-	if (m && m->asks && bpf_store_hdr_opt(s, &o, sizeof o, 0) == 0)
+	if (m && m->asks && !protected(s) && bpf_store_hdr_opt(s, &o, sizeof o, 0) == 0)
 		m->sent = 1;
 }
 
@@ -222,13 +266,19 @@ static __always_inline void unlisten(struct bpf_sock_ops *s)
 		m->offer = 0;
 }
 
+static __always_inline __u32 verdict(struct bpf_sock_ops *s, int both)
+{
+	/* A policy may be younger than the SYN, and another kernel's SMC does not look at it. */
+	return protected(s) ? (both ? SMCR_DECLINE : SMCR_IPSEC) : both ? SMCR_YES : SMCR_NO;
+}
+
 static __always_inline void connected(struct bpf_sock_ops *s)
 {
 	struct mark *m = mark_of(s->sk);
 
 	if (!m)
 		return;
-	m->verdict = !m->asks ? SMCR_UNKNOWN : m->sent && has_option(s, 0) ? SMCR_YES : SMCR_NO;
+	m->verdict = m->asks ? verdict(s, m->sent && has_option(s, 0)) : SMCR_UNKNOWN;
 	uncall(s, m);
 }
 
@@ -248,7 +298,7 @@ static __always_inline void accepted(struct bpf_sock_ops *s)
 		/* By TCP Fast Open it is the SYN that makes the socket, and the SYN-ACK has no option. */
 		int yes = !(s->skb_tcp_flags & SYN) && has_option(s, BPF_LOAD_HDR_OPT_TCP_SYN) &&
 			  !bpf_map_lookup_elem(&refused, &cookie);
-		m->verdict = yes ? SMCR_YES : SMCR_NO;
+		m->verdict = verdict(s, yes);
 	}
 	m->asks = 0;
 	m->offer = 0;

@@ -21,6 +21,8 @@ enum smcr_verdict {
 	SMCR_UNKNOWN, /* not connected, or does not offer */
 	SMCR_YES,     /* SYN and SYN-ACK carried the option */
 	SMCR_NO,
+	SMCR_IPSEC,   /* no, since IPsec protects the connection */
+	SMCR_DECLINE, /* both carried it and yet IPsec protects the connection: has to be declined in CLC */
 };
 
 struct smcr_peer {

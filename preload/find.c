@@ -56,13 +56,13 @@ BOOT static const Elf64_Sym *look_in(const struct object *o, const char *name, u
 	}
 }
 
-/* Where the search begins: behind the object that `of` lies in. */
+/* Where the search begins: behind the object that `of` lies in. 0 = nowhere: another libc, which leaves the tables' addresses as they are in the file. */
 BOOT const struct link_map *find_behind(const void *of)
 {
 	struct link_map *m = 0;
 	Dl_info info;
 
-	return dladdr1(of, &info, (void **)&m, RTLD_DL_LINKMAP) && m ? m->l_next : 0;
+	return dladdr1 && dladdr1(of, &info, (void **)&m, RTLD_DL_LINKMAP) && m ? m->l_next : 0;
 }
 
 BOOT void *find_next(const struct link_map *m, const char *name)

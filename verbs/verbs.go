@@ -18,7 +18,7 @@ const (
 	// CapMapped: memory regions are exported to the peer and mapped there (QP.Export, QP.MapRemote). A store into the
 	// mapping is the RDMA write, so no send queue and no CDC message is needed to move data.
 	CapMapped Caps = 1 << iota
-	// CapLocal: every GID that Reachable accepts is on this host: subnets do not matter.
+	// CapLocal: every GID that Reachable accepts is on this host: subnets and VLANs do not matter.
 	CapLocal
 )
 
@@ -44,6 +44,7 @@ type Attr struct {
 	Provider string // the word shown to people: shm, ibv, softroce
 	GID      roce.GID
 	MAC      roce.MAC
+	VLAN     roce.VLAN // of its GID: the tag of what its queue pairs send, and of what reaches them (RFC 7609 §5.1)
 	MTU      roce.MTU
 	Caps     Caps
 	MaxLinks int // links to one peer that make sense over this device
@@ -62,12 +63,14 @@ var (
 	ErrNotMapped = errors.New("verbs: this device does not map memory")
 )
 
-// Device is one port: an RNIC, a soft RoCE endpoint, or the shared memory of this host.
+// Device is one port in one LAN: an RNIC, a soft RoCE endpoint, or the shared memory of this host. An RNIC with several VLANs is as
+// many devices: in each of them it has a GID of its own, which the address handles of the queue pairs name.
 type Device interface {
 	Attr() Attr
 	// Reachable reports whether somebody answers to that GID as far as can be told without talking to it. It is false for
-	// certain only: a peer that has ended, an address of another kind, a port of this side that is down. Its own GID is
-	// reachable while its port is up; each change is a completion with OpPort in all completion queues.
+	// certain only: a peer that has ended, an address of another kind, a port of this side that is down. In which VLAN the peer
+	// is cannot be told. Its own GID is reachable while its port is up; each change is a completion with OpPort in all
+	// completion queues.
 	Reachable(gid roce.GID) bool
 	AllocPD() (PD, error)
 	CreateCQ() (CQ, error)

@@ -24,15 +24,16 @@ const (
 	ReasonProtocol    Reason = 18
 	ReasonTimeout     Reason = 19
 	ReasonSockopt     Reason = 20
-	ReasonRegistry    Reason = 21
-	ReasonRemote      Reason = 22
-	ReasonEpollEarly  Reason = 23
-	ReasonExec        Reason = 24
-	ReasonHaste       Reason = 25
-	ReasonRule        Reason = 26
-	ReasonRulesBad    Reason = 27
-	ReasonNotSmc      Reason = 28
-	ReasonHalfOpen    Reason = 29
+	ReasonIpsec       Reason = 21
+	ReasonRegistry    Reason = 22
+	ReasonRemote      Reason = 23
+	ReasonEpollEarly  Reason = 24
+	ReasonExec        Reason = 25
+	ReasonHaste       Reason = 26
+	ReasonRule        Reason = 27
+	ReasonRulesBad    Reason = 28
+	ReasonNotSmc      Reason = 29
+	ReasonHalfOpen    Reason = 30
 )
 
 var reasonWords = [...]string{
@@ -57,13 +58,14 @@ var reasonWords = [...]string{
 	18: "protocol-error",
 	19: "clc-timeout",
 	20: "socket-option",
-	21: "no-registry",
-	22: "not-local",
-	23: "epoll-before-connect",
-	24: "exec",
-	25: "short-connections",
-	26: "rule",
-	27: "bad-rules-file",
-	28: "peer-not-smc",
-	29: "half-open",
+	21: "ipsec",
+	22: "no-registry",
+	23: "not-local",
+	24: "epoll-before-connect",
+	25: "exec",
+	26: "short-connections",
+	27: "rule",
+	28: "bad-rules-file",
+	29: "peer-not-smc",
+	30: "half-open",
 }

@@ -83,6 +83,22 @@ func (m MAC) String() string {
 	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
 }
 
+// VLAN is the VLAN ID (IEEE 802.1Q) of a LAN's frames; 0 = they carry no tag.
+type VLAN uint16
+
+// UnknownVLAN is no VLAN ID: it could not be found out.
+const UnknownVLAN VLAN = 0xffff
+
+func (v VLAN) String() string {
+	switch v {
+	case 0:
+		return "untagged"
+	case UnknownVLAN:
+		return "unknown"
+	}
+	return fmt.Sprint(uint16(v))
+}
+
 // MTU is the enumerated path MTU of a queue pair (RFC 7609 §A.2.3); 0 and 6 to 15 are reserved.
 type MTU uint8
 

@@ -15,9 +15,10 @@
 
 static struct sock *one;
 static struct block block;
-static int made, posted, withdrawn, reset, hook, marked;
+static int made, posted, withdrawn, reset, hook, marked, knows, reg = REG_CLAIMED;
+static int verdict; /* SMCR_UNKNOWN */
 
-static u32 plain_reason;
+static u32 plain_reason, declined_for;
 static int closed;
 void count_tcp(u32 reason, int refused) { CHECK(!refused); plain_reason = reason; }
 int diag_closed(int fd) { return (void)fd, closed; }
@@ -39,11 +40,11 @@ int epoll_take(struct sock *s, int fd) { return (void)s, (void)fd, 0; }
 void fd_closed(int fd) { (void)fd; }
 int fd_dup(int from, int to) { return (void)from, (void)to, 0; }
 void fd_seen(int fd) { (void)fd; }
-void hook_decline(int fd, int client, u32 reason) { (void)fd, (void)client, (void)reason; }
+void hook_decline(int fd, int client, u32 reason) { (void)fd, declined_for = client ? reason : 0; }
 int hook_offer(int fd) { return (void)fd, marked = hook, hook ? 0 : -ENOPROTOOPT; }
-int hook_take(int fd) { return (void)fd, -ENOPROTOOPT; }
+int hook_take(int fd) { return (void)fd, 0; }
 void hook_withdraw(int fd) { (void)fd, marked = 0; }
-int hook_verdict(int fd) { return (void)fd, SMCR_UNKNOWN; }
+int hook_verdict(int fd) { return (void)fd, verdict; }
 int lane_wait(struct sock *s, int dir, i64 until) { return (void)s, (void)dir, (void)until, 0; }
 void reg_done(int slot, u64 cookie) { CHECK(slot == 5 && cookie == 99); }
 int reg_haste(u32 listener) { return (void)listener, 0; }
@@ -55,9 +56,10 @@ int reg_ready(void) { return 0; }
 int reg_shunned(const struct sockaddr *sa, socklen_t len) { return (void)sa, (void)len, 0; }
 void reg_refuse(int fd) { (void)fd; }
 void reg_set_gid(int slot, u64 cookie, const u8 gid[16]) { (void)slot, (void)cookie, (void)gid; }
-int reg_withdraw(int slot, u64 cookie) { return (void)slot, (void)cookie, withdrawn++, 0; /* a server has claimed */ }
+int reg_withdraw(int slot, u64 cookie) { return (void)slot, (void)cookie, withdrawn++, reg == REG_OFFERED; }
+int reg_state(int slot, u64 cookie) { return (void)slot, (void)cookie, reg; }
 void rules_accepted(int fd, struct verdict *v) { (void)fd, (void)v; }
-void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v) { (void)sa, (void)len, (void)v; }
+void rules_connect(const struct sockaddr *sa, socklen_t len, struct verdict *v) { (void)sa, (void)len, v->known = knows; }
 int rules_listen(int fd, struct verdict *v) { return (void)fd, *v = (struct verdict){0}, 0; }
 struct sock *sock_get(int fd, int check) { return (void)fd, (void)check, made ? one : 0; }
 void sock_agreed(struct sock *s, u32 source) { (void)s, (void)source; }
@@ -154,9 +156,32 @@ static void protected(void)
 	answer = 0;
 	plain_reason = 0;
 	atomic_store(&S->fd_early[fd], EARLY_TCP | EARLY_OUT);
-	CHECK(h_connect(fd, (void *)&to, sizeof to) == 0 && !made && !posted && plain_reason == R_SOCKOPT && kind_of(fd) == FD_PLAIN);
+	CHECK(h_connect(fd, (void *)&to, sizeof to) == 0 && !made && !posted && plain_reason == R_IPSEC && kind_of(fd) == FD_PLAIN);
 	atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
 	close(fd);
+}
+
+/* The kernel hook says that IPsec protects the connection. A peer that a rule knows waits for a CLC message all the same, and one
+ * that had the option, too. */
+static void protected_by_the_system(void)
+{
+	static const struct { int verdict, knows, declines, reg; } how[] = {{SMCR_IPSEC, 0, 0, REG_OFFERED}, {SMCR_IPSEC, 0, 0, REG_WITHDRAWN /* by the server */},
+		{SMCR_IPSEC, 1, 1, 0}, {SMCR_DECLINE, 0, 1, REG_OFFERED}, {SMCR_DECLINE, 1, 1, 0}};
+	struct sockaddr_in to = {.sin_family = AF_INET};
+
+	for (unsigned i = 0; i < sizeof how / sizeof *how; i++) {
+		verdict = how[i].verdict;
+		knows = how[i].knows;
+		reg = how[i].reg;
+		int fd = socket(AF_INET, SOCK_STREAM, 0);
+		made = posted = withdrawn = 0;
+		answer = 0;
+		plain_reason = declined_for = 0;
+		CHECK(h_connect(fd, (void *)&to, sizeof to) == 0 && !made && !posted && plain_reason == R_IPSEC && kind_of(fd) == FD_PLAIN);
+		CHECK(withdrawn == !knows && declined_for == (how[i].declines ? R_IPSEC : 0), "%u: %d, %u", i, withdrawn, declined_for);
+		atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
+		close(fd);
+	}
 }
 
 int main(void)
@@ -175,5 +200,6 @@ int main(void)
 	nowhere();
 	hook = 1;
 	answers();
+	protected_by_the_system();
 	return 0;
 }

@@ -31,7 +31,7 @@ static void take(int fd, size_t n)
 
 static void step(int fd, const char *s)
 {
-	static const char *verdicts[] = { [SMCR_UNKNOWN] = "unknown", [SMCR_YES] = "yes", [SMCR_NO] = "no" };
+	static const char *verdicts[] = { [SMCR_UNKNOWN] = "unknown", [SMCR_YES] = "yes", [SMCR_NO] = "no", [SMCR_IPSEC] = "ipsec", [SMCR_DECLINE] = "decline" };
 	size_t n, m;
 	if (!strcmp(s, "peer")) {
 		struct smcr_peer p;

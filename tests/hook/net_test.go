@@ -199,7 +199,7 @@ type peer struct {
 	word           uint64
 }
 
-const unknown, yes, no = 0, 1, 2
+const unknown, yes, no, ipsec, decline = 0, 1, 2, 3, 4
 
 func (k *socket) peer() peer {
 	k.t.Helper()
@@ -280,7 +280,7 @@ type handshake struct {
 }
 
 func (h handshake) String() string {
-	words := []string{"unknown", "yes", "no"}
+	words := []string{"unknown", "yes", "no", "ipsec", "decline"}
 	return fmt.Sprintf("client says %s, server says %s, SYN %t, SYN-ACK %t", words[h.client], words[h.server], h.syn, h.synAck)
 }
 

@@ -152,7 +152,7 @@ func (a *attacker) connect(l lie) (c *conn) {
 	}
 	s.free()
 	c = a.converse(fd, func(c *conn) *engine.Conn {
-		return a.eng.Client(c, netip.MustParsePrefix("127.0.0.1/32"), now())
+		return a.eng.Client(c, engine.LAN{Subnet: netip.MustParsePrefix("127.0.0.1/32")}, now())
 	})
 	a.note(c)
 	return c
@@ -180,7 +180,9 @@ func (a *attacker) accept(listener int, l lie) {
 	if l.before != nil {
 		l.before(&conn{a: a, fd: fd})
 	}
-	a.note(a.converse(fd, func(c *conn) *engine.Conn { return a.eng.Server(c, netip.MustParsePrefix("127.0.0.1/32"), now()) }))
+	a.note(a.converse(fd, func(c *conn) *engine.Conn {
+		return a.eng.Server(c, engine.LAN{Subnet: netip.MustParsePrefix("127.0.0.1/32")}, now())
+	}))
 }
 
 // note counts, and says what should not have been.

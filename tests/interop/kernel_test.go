@@ -5,6 +5,7 @@ package interop
 import (
 	"maps"
 	"net/netip"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -121,6 +122,15 @@ func (f fallbacks) since(before fallbacks) fallbacks {
 	return f
 }
 
+var vlanModules = []string{"drivers/net/macvlan", "net/tls/tls", "drivers/net/bonding/bonding"}
+
+// vlans: the networks of connections, on a kernel that is known to have VLANs.
+func (m *machines) vlans(t *testing.T) {
+	m.ours.run(t, "for i in 8021q bridge; do modprobe $i; done")
+	m.ours.load(t, vlanModules)
+	t.Log(m.ours.run(t, "PATH=%s:$PATH lan.test -test.v -test.run TestVLANs", path.Dir(ipTool)))
+}
+
 func TestAgainstTheKernel(t *testing.T) {
 	for _, flavour := range []string{"v1", "stock"} {
 		t.Run(flavour, func(t *testing.T) {
@@ -137,6 +147,10 @@ func TestAgainstTheKernel(t *testing.T) {
 				t.Run(x.name, func(t *testing.T) { m.meet(t, x.meeting) })
 			}
 			m.library(t)
+			if flavour == "v1" { // the kernel is the same
+				m.ipsec(t)
+				t.Run("VLANs", m.vlans)
+			}
 			if out := m.kernel.run(t, "rigt stats; rigt lgrs"); !strings.HasSuffix(out, " stats.clnt_hs_err=0 stats.srv_hs_err=0 \n") {
 				t.Errorf("handshakes failed, or link groups are left: %s", out)
 			}

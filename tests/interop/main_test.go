@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -56,7 +57,11 @@ func prepare() error {
 	if out, err := exec.Command("gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", afsmc, filepath.Join("afsmc", "afsmc.c")).CombinedOutput(); err != nil {
 		return fmt.Errorf("afsmc.c: %w\n%s", err, out)
 	}
-	if err := script(time.Minute, "add-bin.sh", overlay, filepath.Join(built, "libsmcr.so"), afsmc, harness.App("bare"),
+	ip, err := exec.LookPath("ip")
+	if err != nil {
+		return err
+	}
+	if err := script(time.Minute, "add-bin.sh", overlay, ip+":"+ipTool, filepath.Join(built, "libsmcr.so"), afsmc, harness.App("bare"),
 		"redis-server", "redis-cli", "redis-benchmark", "iperf3", filepath.Join(cache(), "bin", "rigt-dyn")+":/usr/local/bin/rigt-dyn"); err != nil {
 		return err
 	}
@@ -64,7 +69,40 @@ func prepare() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(overlay, "usr/local/bin/smcr"), smcr, 0o755)
+	return errors.Join(os.WriteFile(filepath.Join(overlay, "usr/local/bin/smcr"), smcr, 0o755), modules(), unitTest("./hooks/lan", "lan.test"))
+}
+
+// unitTest adds a package's tests, for which this machine's kernel may not do.
+func unitTest(pkg, name string) error {
+	c := exec.Command("go", "test", "-c", "-tags", "interop", "-o", filepath.Join(overlay, "usr/local/bin", name), pkg)
+	c.Dir, c.Env = harness.Root(), append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", pkg, err, out)
+	}
+	return nil
+}
+
+// modules adds those of the machines' kernel that the rig leaves out.
+func modules() error {
+	version, err := os.ReadFile(filepath.Join(cache(), "kver"))
+	if err != nil {
+		return err
+	}
+	name := strings.TrimSpace(string(version))
+	from, to := filepath.Join(cache(), "k", name, "img/lib/modules", name, "kernel"), filepath.Join(overlay, "lib/more")
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	for _, m := range slices.Concat(ipsecModules, vlanModules) {
+		ko, err := exec.Command("xz", "-dc", filepath.Join(from, m+".ko.xz")).Output()
+		if err != nil {
+			return fmt.Errorf("%s: %w", m, err)
+		}
+		if err := os.WriteFile(filepath.Join(to, filepath.Base(m)+".ko"), ko, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func cache() string {

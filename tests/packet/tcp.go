@@ -29,22 +29,26 @@ const (
 // Parse reads an IP packet. It says no to one that is not a whole TCP segment.
 func Parse(ip []byte) (s TCP, ok bool) {
 	var from, to netip.Addr
+	var proto byte
 	var tcp []byte
 	switch {
-	case len(ip) > 20 && ip[0]>>4 == 4 && ip[9] == syscall.IPPROTO_TCP:
+	case len(ip) > 20 && ip[0]>>4 == 4:
 		head, end := int(ip[0]&15)*4, int(binary.BigEndian.Uint16(ip[2:]))
 		if head > end || end > len(ip) {
 			return s, false
 		}
-		from, to, tcp = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:])), ip[head:end]
-	case len(ip) > 40 && ip[0]>>4 == 6 && ip[6] == syscall.IPPROTO_TCP:
+		from, to, proto, tcp = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:])), ip[9], ip[head:end]
+	case len(ip) > 40 && ip[0]>>4 == 6:
 		end := 40 + int(binary.BigEndian.Uint16(ip[4:]))
 		if end > len(ip) {
 			return s, false
 		}
-		from, to, tcp = netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:])), ip[40:end]
+		from, to, proto, tcp = netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:])), ip[6], ip[40:end]
 	}
-	if len(tcp) < 20 || len(tcp) < int(tcp[12]>>4)*4 {
+	if proto == syscall.IPPROTO_AH && len(tcp) > 2 { // RFC 4302: signed, not hidden
+		proto, tcp = tcp[0], tcp[min(len(tcp), 4*(int(tcp[1])+2)):]
+	}
+	if proto != syscall.IPPROTO_TCP || len(tcp) < 20 || len(tcp) < int(tcp[12]>>4)*4 {
 		return s, false
 	}
 	head := int(tcp[12]>>4) * 4

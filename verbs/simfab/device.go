@@ -92,10 +92,18 @@ func (d *Device) BreakQP(n roce.QPN) {
 
 func (d *Device) Attr() verbs.Attr { return d.attr }
 
-// Reachable of the device's own GID says whether its port is up.
-func (d *Device) Reachable(gid roce.GID) bool { return !d.down && d.f.devices[gid] != nil }
-func (d *Device) Pending() bool               { return len(d.held) > 0 }
-func (d *Device) mapped() bool                { return d.attr.Caps.Has(verbs.CapMapped) }
+// Reachable of the device's own GID says whether its port is up; of another one, whether it is in any VLAN.
+func (d *Device) Reachable(gid roce.GID) bool {
+	for a := range d.f.devices {
+		if a.gid == gid {
+			return !d.down
+		}
+	}
+	return false
+}
+
+func (d *Device) Pending() bool { return len(d.held) > 0 }
+func (d *Device) mapped() bool  { return d.attr.Caps.Has(verbs.CapMapped) }
 
 func (d *Device) AllocPD() (verbs.PD, error) { d.open.PDs++; return &pd{d: d}, nil }
 

@@ -56,17 +56,23 @@ type Fabric struct {
 	// Trace is told what becomes of each message, one line each; nil if nobody wants to know.
 	Trace func(line string)
 
-	devices map[roce.GID]*Device
-	cut     map[[2]roce.GID]bool
+	devices map[address]*Device
+	cut     map[[2]address]bool
 	flights flights
 	started int // flights
 	count   int // messages
 	rnd     uint32
 }
 
+// address names a device. In another VLAN the same GID is somebody else's: they are LANs of their own.
+type address struct {
+	vlan roce.VLAN
+	gid  roce.GID
+}
+
 // New returns an empty fabric. All numbers that its devices give out follow from the seed.
 func New(seed uint32) *Fabric {
-	return &Fabric{devices: map[roce.GID]*Device{}, cut: map[[2]roce.GID]bool{}, rnd: seed | 1}
+	return &Fabric{devices: map[address]*Device{}, cut: map[[2]address]bool{}, rnd: seed | 1}
 }
 
 // Device adds a device with the given GID.
@@ -79,18 +85,28 @@ func (f *Fabric) Device(gid roce.GID, caps verbs.Caps) *Device {
 	if caps.Has(verbs.CapMapped) {
 		d.attr.MAC, d.attr.MaxLinks = roce.MAC{}, 1
 	}
-	f.devices[gid] = d
+	f.devices[d.address()] = d
 	return d
 }
 
-// Kill makes the device vanish as the death of its process would.
-func (f *Fabric) Kill(d *Device) { delete(f.devices, d.attr.GID) }
+// Tag puts the device, of which nothing has been made yet, into a VLAN.
+func (d *Device) Tag(v roce.VLAN) *Device {
+	delete(d.f.devices, d.address())
+	d.attr.VLAN = v
+	d.f.devices[d.address()] = d
+	return d
+}
 
-func (f *Fabric) alive(d *Device) bool { return f.devices[d.attr.GID] == d }
+func (d *Device) address() address { return address{d.attr.VLAN, d.attr.GID} }
+
+// Kill makes the device vanish as the death of its process would.
+func (f *Fabric) Kill(d *Device) { delete(f.devices, d.address()) }
+
+func (f *Fabric) alive(d *Device) bool { return f.devices[d.address()] == d }
 
 // Cut ends the path between two devices, Repair brings it back.
-func (f *Fabric) Cut(a, b *Device)    { f.cut[path(a.attr.GID, b.attr.GID)] = true }
-func (f *Fabric) Repair(a, b *Device) { delete(f.cut, path(a.attr.GID, b.attr.GID)) }
+func (f *Fabric) Cut(a, b *Device)    { f.cut[path(a.address(), b.address())] = true }
+func (f *Fabric) Repair(a, b *Device) { delete(f.cut, path(a.address(), b.address())) }
 
 // RepairAll brings back every path and port.
 func (f *Fabric) RepairAll() {
@@ -100,17 +116,17 @@ func (f *Fabric) RepairAll() {
 	}
 }
 
-func path(a, b roce.GID) [2]roce.GID {
-	if cmp.Compare(string(a[:]), string(b[:])) > 0 {
+func path(a, b address) [2]address {
+	if cmp.Or(cmp.Compare(a.vlan, b.vlan), cmp.Compare(string(a.gid[:]), string(b.gid[:]))) > 0 {
 		a, b = b, a
 	}
-	return [2]roce.GID{a, b}
+	return [2]address{a, b}
 }
 
 // route returns the device that a message from d arrives at, or nil.
 func (f *Fabric) route(d *Device, to roce.GID) *Device {
-	x := f.devices[to]
-	if x == nil || x.down || d.down || !f.alive(d) || f.cut[path(d.attr.GID, to)] {
+	x := f.devices[address{d.attr.VLAN, to}]
+	if x == nil || x.down || d.down || !f.alive(d) || f.cut[path(d.address(), x.address())] {
 		return nil
 	}
 	return x

@@ -76,6 +76,36 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// A port in another VLAN may have the same GID, as with RoCE v1, and hears nothing.
+func TestVLANsAreApart(t *testing.T) {
+	for vlan, complete := range map[roce.VLAN]verbs.Status{20: verbs.StatusUnreachable, 10: verbs.StatusOK, 0: verbs.StatusUnreachable} {
+		t.Run(vlan.String(), func(t *testing.T) {
+			p := pair(0)(t)
+			p.A.(*Device).Tag(10)
+			p.B.(*Device).Tag(vlan)
+			p.A.(*Device).f.Device(roce.GID{2}, 0).Tag(30)
+			a, b := verbstest.Connect(t, p)
+			if err := b.QP.PostRecv(1, make([]byte, 8)); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.QP.PostSend(2, []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			p.Step()
+			a.Poll(t, verbs.Completion{ID: 2, Op: verbs.OpSend, Status: complete})
+			if complete == verbs.StatusOK {
+				b.Poll(t, verbs.Completion{ID: 1, Op: verbs.OpRecv, Len: 1})
+			} else {
+				b.Poll(t)
+			}
+			if !p.A.Reachable(roce.GID{2}) {
+				t.Error("known without having talked to it")
+			}
+			verbstest.Finish(t, p, a, b)
+		})
+	}
+}
+
 func TestHeldSendGoesOutLater(t *testing.T) {
 	for kind, caps := range kinds {
 		t.Run(kind, func(t *testing.T) {

@@ -409,7 +409,7 @@ func (c *conn) Established(r engine.Rings) {
 	cr.rx_token, cr.tx_token = C.u32(r.LocalToken), C.u32(r.PeerToken)
 	cr.rmb, cr.rmbe, cr.lgr = C.u32(r.RMB), C.u32(r.Index), C.u32(r.LinkGroup)
 	peer := c.l.peer(r.PeerGID)
-	c.meet(peer)
+	c.meet(peer, r.PeerGID)
 	cr.peer = C.u32(peer)
 	for i := 0; i < len(r.Provider) && i < len(cr.provider)-1; i++ {
 		cr.provider[i] = C.char(r.Provider[i])

@@ -220,7 +220,7 @@ int diag_mirror(int fd, struct diag *d)
 			       !same_place(&local, m.id.idiag_dst, m.id.idiag_dport, m.idiag_family)))
 			e = -ENOENT;
 		if (e == 0) {
-			*d = (struct diag){.cookie = cookie_of(&m), .inode = m.idiag_inode, .uid = m.idiag_uid, .tcp_state = m.idiag_state};
+			*d = (struct diag){.cookie = cookie_of(&m), .inode = m.idiag_inode, .tcp_state = m.idiag_state};
 			lk_unlock(&r->diag_lk, nested);
 			return 0;
 		}

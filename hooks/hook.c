@@ -12,6 +12,7 @@
 #include <linux/types.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "../kernel/smcr.h"
@@ -217,6 +218,74 @@ void hook_decline(int fd, int client, u32 reason)
 	memcpy(m + 24, m, 4);
 	if (!came || (came != CLC_DECLINE && sys(SYS_sendto, fd, m, sizeof m, MSG_DONTWAIT | MSG_NOSIGNAL, 0, 0) != sizeof m))
 		tcp_reset(fd);
+}
+
+/* ---- given away before the verdict ---- */
+
+#define GIVE_NS 300000000ll
+
+/* Every number of that socket. */
+static void asked_plain(int fd)
+{
+	struct stat st, other;
+	int known = sys(SYS_fstat, fd, &st) == 0;
+
+	for (int i = 0, top = (int)atomic_load(&S->fd_top); i < top && i < FD_MAX; i++)
+		if (kind_of(i) == FD_ASKED && (i == fd || (known && sys(SYS_fstat, i, &other) == 0 && other.st_ino == st.st_ino && other.st_dev == st.st_dev))) {
+			atomic_store(&S->fd_early[i], 0);
+			atomic_store(&S->fd_kind[i], FD_PLAIN);
+		}
+}
+
+/* Who gets it knows nothing of the offer. A SYN that has left cannot be taken back, only the connect can. */
+static void give(int fd)
+{
+	u32 events = events_of(fd);
+	int verdict = hook_verdict(fd), known = atomic_load(&S->fd_early[fd]) & EARLY_AGREED;
+
+	if (!events && verdict == SMCR_UNKNOWN) {
+		tcp_reset(fd);
+	} else if (verdict == SMCR_YES || (known && !(events & (POLLERR | POLLHUP)))) {
+		if (verdict != SMCR_YES || hook_take(fd) == 0)
+			hook_decline(fd, 1, R_LEFT_EARLY);
+		hook_decided(fd, S_TCP);
+	} else {
+		look(fd);
+		return;
+	}
+	asked_plain(fd);
+	count_tcp(R_LEFT_EARLY, S->mode == MODE_REQUIRE);
+}
+
+void hook_give(int fd, i64 until)
+{
+	i64 left;
+
+	if (!until)
+		until = now_ns() + GIVE_NS;
+	while (kind_of(fd) == FD_ASKED && hook_verdict(fd) == SMCR_UNKNOWN && !events_of(fd) && (left = until - now_ns()) > 0) {
+		struct pollfd p = {fd, POLLOUT, 0};
+		struct timespec t = {0, left};
+		sys(SYS_ppoll, &p, 1, &t, 0, 8);
+	}
+	u64 old = quiet();
+	int nested = lk_lock(&S->ask_lk);
+	if (kind_of(fd) == FD_ASKED)
+		give(fd);
+	lk_unlock(&S->ask_lk, nested);
+	unquiet(old);
+}
+
+void hook_leave(void)
+{
+	i64 until = now_ns() + GIVE_NS;
+
+	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++) {
+		int ours = kind_of((int)fd) == FD_ASKED && !(atomic_load(&S->fd_early[fd]) & EARLY_THEIRS);
+		long fl = ours ? sys(SYS_fcntl, fd, F_GETFD) : -1;
+		if (fl >= 0 && !(fl & FD_CLOEXEC))
+			hook_give((int)fd, until);
+	}
 }
 
 /* ---- exec ---- */

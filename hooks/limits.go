@@ -5,7 +5,6 @@ import "C"
 
 import (
 	"bytes"
-	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -63,9 +62,8 @@ func (m *limits) reserve(n int64) bool {
 
 // othersRings adds up what the other live processes of this run directory promised.
 func othersRings(sh *C.struct_shim) (sum uint64) {
-	dir := runDir()
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
+	fd := int(C.reg_dir())
+	if fd < 0 {
 		return 0
 	}
 	defer unix.Close(fd)
@@ -106,13 +104,6 @@ func pidOf(name string) (int, bool) {
 	s, _, _ := strings.Cut(rest, ".")
 	pid, err := strconv.Atoi(s)
 	return pid, err == nil && pid > 0
-}
-
-func runDir() string {
-	if d := os.Getenv("SMCR_RUN_DIR"); d != "" {
-		return d
-	}
-	return "/dev/shm/smcr-" + strconv.Itoa(unix.Getuid())
 }
 
 // memoryLimit is the smallest of the machine's memory and what the process's cgroups allow.

@@ -155,13 +155,13 @@ func (l *loop) ringAgain() {
 	}
 }
 
-// meet notes whether the peer of a connection is another user's: by who made the two sockets, which both ends see alike.
-func (c *conn) meet(peer uint32) {
+// meet notes whether the peer of a connection is another user's. The kernel says of each process's datagrams whose they are, so both
+// ends see it alike; of the sockets it says who made them, which need not be who uses them.
+func (c *conn) meet(peer uint32, gid roce.GID) {
 	if !c.isAgreed() || peer == 0 || peer == C.SELF_PEER { // the registry is one user's
 		return
 	}
-	var st unix.Stat_t
-	if d, here := c.mirror(); here && unix.Fstat(c.fd(), &st) == nil && st.Uid == uint32(d.uid) {
+	if c.l.dev.User(gid) == unix.Geteuid() {
 		return
 	}
 	if p := &c.l.sh.peer[peer]; p.stranger == 0 {

@@ -18,6 +18,7 @@
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -76,6 +77,7 @@ struct table {
 };
 
 #define RETRY_NS 1000000000ll
+#define USERS_MAX 16
 
 static u64 own_of(const struct registry *r)
 {
@@ -305,6 +307,7 @@ static int page_make(struct registry *r, int dir, const char comm[16])
 	p->start = r->start;
 	p->pidns = r->pidns;
 	memcpy(p->comm, comm, sizeof p->comm);
+	atomic_store(&p->engine, atomic_load(&S->engine)); /* it outlives a change of user */
 	atomic_thread_fence(memory_order_release);
 	p->magic = PROC_MAGIC;
 
@@ -565,12 +568,12 @@ static int dir_open(struct registry *r)
 	const char *d = shim_env("SMCR_RUN_DIR");
 	struct stat st;
 
-	if (d && strlen(d) >= sizeof r->dir)
+	if (d && strlen(d) >= sizeof r->dir - sizeof "-4294967295")
 		return -R_REGISTRY;
-	if (d) {
-		strcpy(r->dir, d);
-	} else {
-		strcpy(r->dir, "/dev/shm/smcr-");
+	strcpy(r->dir, d ? d : "/dev/shm/smcr");
+	/* The one that is given is that of whom the program was started as. */
+	if (!d || r->uid != getauxval(AT_EUID)) {
+		strcat(r->dir, "-");
 		*put_u64(r->dir + strlen(r->dir), r->uid) = 0;
 	}
 	long fd = -ENOENT;
@@ -619,7 +622,7 @@ static void drop_inherited(struct registry *r)
 /* After setuid the tables are another user's. Threads may be reading them: zeros take their place, not a hole. */
 static int uid_changed(struct registry *r)
 {
-	if (likely((u32)sys(SYS_geteuid) == r->uid))
+	if (likely(!r->left && (u32)sys(SYS_geteuid) == r->uid))
 		return 0;
 	int nested = lk_lock(&r->lk);
 	if (!r->left) {
@@ -634,12 +637,35 @@ static int uid_changed(struct registry *r)
 	return 1;
 }
 
+/*
+ * Under r->lk: whose tables are to be opened. -R_REGISTRY: nobody's. Who may become somebody else again (seteuid) shall not
+ * map what the user of the moment can cut short. Zeros of former users stay mapped, so there is an end to it.
+ */
+static int user_now(struct registry *r)
+{
+	u32 real, now, saved;
+
+	if (r->t && !uid_changed(r))
+		return 0;
+	sys(SYS_getresuid, &real, &now, &saved);
+	if (real != now || saved != now || r->users >= USERS_MAX)
+		return -R_REGISTRY;
+	if (r->t && now != r->uid) {
+		if (r->page_own)
+			r->before = S->proc;
+		r->page_own = 0;
+		r->err = 0;
+	}
+	r->uid = now;
+	return 0;
+}
+
 /* The tables if they may be used. */
 static struct registry *reg_use(void)
 {
 	struct registry *r = __atomic_load_n(&S->reg, __ATOMIC_ACQUIRE);
 
-	if (!r || __atomic_load_n(&r->pid, __ATOMIC_ACQUIRE) != S->pid || r->left || uid_changed(r))
+	if (!r || __atomic_load_n(&r->pid, __ATOMIC_ACQUIRE) != S->pid || uid_changed(r))
 		return 0;
 	return r;
 }
@@ -650,9 +676,6 @@ static int reg_open(struct registry *r)
 	char comm[16];
 	int gone, dir, err;
 
-	if (r->t && uid_changed(r)) /* forked, then setuid, then here for the first time: nginx's workers */
-		return -R_REGISTRY;
-	r->uid = (u32)sys(SYS_geteuid);
 	r->pid = 0;
 	r->start = start_of("self", comm, &gone);
 	if (!r->start)
@@ -663,10 +686,12 @@ static int reg_open(struct registry *r)
 		return dir;
 	u32 pid = S->pid;
 	r->pid = pid; /* for names; published again when all is ready */
-	err = r->t ? 0 : table_map(r, dir);
-	if (!err)
+	err = r->t && !r->left ? 0 : table_map(r, dir);
+	if (!err && !(S->proc && r->page_own))
 		err = page_make(r, dir, comm);
 	if (!err) {
+		r->users += r->left;
+		r->left = 0;
 		sys(SYS_lseek, dir, 0, SEEK_SET);
 		sweep_files(r, dir);
 		sweep_tables(r);
@@ -681,11 +706,8 @@ int reg_dir(void)
 	struct registry *r = reg_mine();
 	int nested = r ? lk_lock(&r->lk) : 0, dir = r ? -R_REGISTRY : -R_MEMORY;
 
-	if (r && !nested && !r->left && !(r->t && uid_changed(r))) {
-		if (!r->t)
-			r->uid = (u32)sys(SYS_geteuid);
+	if (r && !nested && user_now(r) == 0)
 		dir = dir_open(r);
-	}
 	if (r)
 		lk_unlock(&r->lk, nested);
 	return dir;
@@ -702,13 +724,11 @@ int reg_ready(void)
 	r = reg_mine();
 	if (!r)
 		return -R_MEMORY;
-	if (r->left)
-		return -R_REGISTRY;
 	int nested = lk_lock(&r->lk);
 	if (nested)
 		return -R_REGISTRY; /* a signal handler in the middle of it: this connection stays plain */
-	int err = 0;
-	if (r->pid != S->pid || !S->proc) {
+	int err = user_now(r);
+	if (!err && (r->left || r->pid != S->pid || !S->proc)) {
 		err = r->err;
 		if (!err || now_ns() >= r->again) {
 			err = reg_open(r);
@@ -1328,6 +1348,7 @@ void reg_forked(void)
 		atomic_store(&r->lk.w, 0);
 		atomic_store(&r->diag_lk.w, 0);
 		r->pid = r->page_own = 0;
+		r->before = 0;
 		r->netns_known = 0;
 		r->err = 0;
 	}
@@ -1372,6 +1393,15 @@ void reg_exit(void)
 	if (!r || !r->page_own)
 		return;
 	own_drop(r, 1);
+	if (r->before) { /* only that one has its place in a report */
+		struct proc_page *p = S->proc, *to = r->before;
+		atomic_fetch_add(&to->smc_conns, atomic_load(&p->smc_conns));
+		atomic_fetch_add(&to->tcp_conns, atomic_load(&p->tcp_conns));
+		atomic_fetch_add(&to->tx_bytes, atomic_load(&p->tx_bytes));
+		atomic_fetch_add(&to->rx_bytes, atomic_load(&p->rx_bytes));
+		for (u32 i = 0; i < R_COUNT; i++)
+			atomic_fetch_add(&to->fallbacks[i], atomic_load(&p->fallbacks[i]));
+	}
 	page_path(r, path);
 	sys(SYS_unlinkat, AT_FDCWD, path, 0);
 	r->page_own = 0;

@@ -673,6 +673,9 @@ int hook_wait(int fd, int flags) HIDDEN;
 /* Agreed, and we cannot: says so to the peer, as server once its Proposal is off the stream, bounded; or resets. For
  * sockets that no engine knows. */
 void hook_decline(int fd, int client, u32 reason) HIDDEN;
+/* FD_ASKED goes to another process or image: decided here, at the latest at that time (0: soon), so that the peer does not wait for CLC. */
+void hook_give(int fd, i64 until) HIDDEN;
+void hook_leave(void) HIDDEN; /* before exec: those that the next image inherits */
 void hook_exec(void) HIDDEN; /* before exec and spawn: listeners that the next image inherits shall not offer */
 /* conn.c: FD_ASKED is connected and both offer; 0 = plain by now. */
 int conn_agreed(int fd, u32 source, int must) HIDDEN;
@@ -714,7 +717,6 @@ void reg_exit(void) HIDDEN;   /* at exit: removes the process's file and entries
 struct diag {
 	u64 cookie;
 	u32 inode; /* 0: not accepted yet, or closed by its process */
-	u32 uid;   /* who made it */
 	u8 tcp_state;
 };
 int diag_mirror(int fd, struct diag *d) HIDDEN; /* the other end of this connection on this host; 0 or -errno */

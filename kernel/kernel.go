@@ -65,15 +65,15 @@ const (
 // Enable attaches the hook to a cgroup of version 2, or to all of them if the path is empty. What is there already stays if it is
 // the same and is replaced in its place if it is not: sockets keep their marks, unless those are of another kind.
 func Enable(cgroup string) (at string, did Change, err error) {
-	at, err = cgroupAt(cgroup)
-	if err != nil {
-		return "", 0, err
-	}
 	unlock, err := lock()
 	if err != nil {
 		return "", 0, err
 	}
 	defer unlock()
+	at, err = cgroupAt(cgroup)
+	if err != nil {
+		return "", 0, err
+	}
 	if _, err := os.Stat(btf); err != nil {
 		return "", 0, fmt.Errorf("this kernel has no type information (%s): CONFIG_DEBUG_INFO_BTF is needed", btf)
 	}
@@ -345,11 +345,11 @@ func serves() bool {
 // lock keeps two of us from working on the pins at once, and finds out whether we may.
 func lock() (unlock func(), err error) {
 	var st unix.Statfs_t
+	if !privileged() { // first: who may not could not mount anything either
+		return nil, errors.New("the kernel hook can be changed only by root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN")
+	}
 	if err := unix.Statfs(bpffs, &st); err != nil || st.Type != unix.BPF_FS_MAGIC {
 		return nil, fmt.Errorf("no bpf filesystem on %s: mount -t bpf bpf %s", bpffs, bpffs)
-	}
-	if !privileged() {
-		return nil, errors.New("the kernel hook can be changed only by root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN")
 	}
 	dir, err := os.Open(bpffs)
 	if err == nil {

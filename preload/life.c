@@ -510,6 +510,7 @@ static void leave_image(void)
 	hook_exec();
 	if (!S->reg || !life_mine())
 		return;
+	hook_leave();
 	reg_exec_accepted(); /* a forked child, too, which has no page of its own */
 	if (S->proc)
 		reg_exec();

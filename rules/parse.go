@@ -1,12 +1,15 @@
 package rules
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/pelletier/go-toml/v2/unstable"
@@ -48,7 +51,8 @@ func Parse(text []byte) (Set, error) {
 	}
 	if err := p.toml.Error(); err != nil {
 		if e, ok := errors.AsType[*unstable.ParserError](err); ok {
-			return nil, p.at(p.toml.Range(e.Highlight), "%s", e.Message)
+			where := p.toml.Range(e.Highlight)
+			return nil, p.at(where, "%s", cmp.Or(bareWord(text, int(where.Offset)), e.Message))
 		}
 		return nil, &Error{1, 1, err.Error()}
 	}
@@ -59,6 +63,21 @@ func Parse(text []byte) (Set, error) {
 		return nil, &Error{p.set[len(p.set)-1].Line, 1, fmt.Sprintf("too many rules: %d combinations of program, peer and port, at most %d", n, host.RulesMax)}
 	}
 	return p.set, nil
+}
+
+// bareWord is what is wrong if a value begins there with a letter or a slash, which the TOML parser takes for a number or a bool.
+func bareWord(text []byte, at int) string {
+	before, rest := bytes.TrimRight(text[:at], " \t\r\n"), text[at:]
+	if len(before) == 0 || !bytes.ContainsRune([]byte("=[,"), rune(before[len(before)-1])) || len(rest) == 0 {
+		return ""
+	}
+	if first, _ := utf8.DecodeRune(rest); !unicode.IsLetter(first) && !bytes.ContainsRune([]byte("/*._"), first) {
+		return ""
+	}
+	if end := bytes.IndexAny(rest, " \t\r\n,]}#\"'"); end >= 0 {
+		rest = rest[:end]
+	}
+	return fmt.Sprintf("a string wants quotes: %q", rest)
 }
 
 func (p *parser) at(r unstable.Range, format string, args ...any) error {

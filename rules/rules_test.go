@@ -73,7 +73,13 @@ func TestEveryKeyIsRead(t *testing.T) {
 func TestWhatIsWrongIsSaidWithLineAndColumn(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"[[rule]\nuse='tcp'", "1:8: "},
-		{"[[rule]]\nuse = tcp", "2:7: "},
+		{"[[rule]]\nuse = tcp", `2:7: a string wants quotes: "tcp"`},
+		{"[[rule]]\nprogram = rsync", `2:11: a string wants quotes: "rsync"`},
+		{"[[rule]]\nprogram = [ \"curl\",\n nginx]", `3:2: a string wants quotes: "nginx"`},
+		{"[[rule]]\nprogram = iperf3 # all of it", `2:11: a string wants quotes: "iperf3"`},
+		{"[[rule]]\nprogram = /usr/bin/rsync", `2:11: a string wants quotes: "/usr/bin/rsync"`},
+		{"rule = [{use = smc}]", `1:16: a string wants quotes: "smc"`},
+		{"[[rule]]\nport = ", "2:8: "},
 		{"[[rule]]\nuse = \"tcp", "2:11: basic string not terminated"},
 		{"[[rule]]\nuse = 'tcp'\n\n[[rule]]\nport = 1", `4:1: rule without use: want use = "smc", "tcp" or "require"`},
 		{"use = 'tcp'", "1:1: use stands in no rule: begin one with [[rule]]"},

@@ -83,7 +83,7 @@ http { access_log off; %[2]s client_max_body_size 0;
 	}
 }
 
-// The master listens as root, its workers have no way into root's run directory, and say so.
+// The master listens as root, its workers have no way into root's run directory nor make one beside it, and say so.
 func TestNginxWorkersOfAnotherUserArePlainTCP(t *testing.T) {
 	sameAsNative(t, plain("not-claimed", "no-registry"), func(w *harness.World) string {
 		port := harness.FreePort()

@@ -23,6 +23,7 @@ type Command struct {
 	Plain bool     // without the library even in a world that has it: a peer that knows nothing of us
 	Run   []string // more options for smcr run
 	UID   int      // another user; 0 is ours
+	Drops int      // the user that the program changes to, which has a run directory, too
 }
 
 // Process is one program of a world, with all that it starts.
@@ -41,6 +42,9 @@ type Process struct {
 func (w *World) Start(c Command) *Process {
 	p := &Process{world: w, args: c.Args, done: make(chan struct{})}
 	args := c.Args
+	if c.Drops != 0 {
+		w.smcr(c.Drops)
+	}
 	if w.Mode == SMC && !c.Plain {
 		p.report = w.Path(fmt.Sprintf("report-%d.json", len(w.started)))
 		args = append([]string{w.smcr(c.UID), "run", "--report=" + p.report}, c.Run...)

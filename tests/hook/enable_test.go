@@ -232,6 +232,7 @@ func TestRefusals(t *testing.T) {
 		{"no cgroup2", "umount -a -t cgroup2 && exec $0 enable", "smcr: no cgroup2 filesystem is mounted: mount -t cgroup2 none /sys/fs/cgroup, or give --cgroup\n"},
 		{"no BTF", "mount -t tmpfs none /sys/kernel/btf && exec $0 enable --cgroup $1", "smcr: this kernel has no type information (/sys/kernel/btf/vmlinux): CONFIG_DEBUG_INFO_BTF is needed\n"},
 		{"no capabilities", "exec setpriv --bounding-set -all $0 enable --cgroup $1", unprivileged},
+		{"no capabilities and nothing mounted", "umount /sys/fs/bpf && umount -a -t cgroup2 && exec setpriv --bounding-set -all $0 enable", unprivileged},
 		{"not a cgroup", "exec $0 enable --cgroup /tmp", "smcr: /tmp is not in a cgroup2 filesystem\n"},
 		{"no such cgroup", "exec $0 enable --cgroup $1/none", "smcr: " + filepath.Join("$1", "none") + ": no such file or directory\n"},
 	} {

@@ -59,6 +59,77 @@ c.setblocking(True)
 	sums.want(t, "server", 2, nil)
 }
 
+// Who gives a socket away that is being connected, and may have been agreed upon by then, leaves the peer plain TCP.
+func TestAConnectUnderWayIsGivenAwayAsTCP(t *testing.T) {
+	hooked(t)
+	s := newSpace(t)
+	const begin = `
+import os, socket, sys
+c = socket.socket()
+def connect():
+    c.setblocking(False)
+    c.connect_ex((sys.argv[1], int(sys.argv[2])))
+`
+	rest := strings.SplitAfterN(client, "\n", 4)[3]
+	late(t)
+	for how, code := range map[string]string{
+		"exec": begin + `
+connect()
+d = os.dup(c.fileno())
+os.set_inheritable(d, True)
+os.execv(sys.executable, [sys.executable, "-c", """
+import socket, sys
+c = socket.socket(fileno=int(sys.argv[1]))
+c.setblocking(True)
+` + rest + `""", str(d)])
+`,
+		"a message": begin + `
+a, b = socket.socketpair()
+if os.fork():
+    connect()
+    d = os.dup(c.fileno())
+    socket.send_fds(a, [b"x"], [c.fileno()])
+    c.close()
+    os.wait()
+    sys.exit()
+c = socket.socket(fileno=socket.recv_fds(b, 1, 1)[1][0])
+c.setblocking(True)
+` + rest,
+	} {
+		sums := talk(t, s, s, netip.MustParseAddr("127.0.0.1"), func(c *harness.Command, side string) {
+			if side == "client" {
+				c.Args[2] = code
+			}
+		})
+		t.Log(how)
+		sums.want(t, "client", 0, map[string]int{"left-early": 2})
+		sums.want(t, "server", 0, map[string]int{"peer-declined": 2})
+	}
+}
+
+// Nobody answers at all: the SYN cannot be taken back, so the next image does not get what would be agreed upon behind its back.
+func TestAConnectWithoutAnswerEndsWithTheImage(t *testing.T) {
+	hooked(t)
+	a, _ := hosts(t)
+	w := harness.New(harness.SMC, t.Fatalf)
+	defer w.Destroy()
+	p := a.start(w, harness.Command{Args: []string{python, "-c", `
+import os, socket, sys
+c = socket.socket()
+c.setblocking(False)
+c.connect_ex(("10.0.0.9", 4000))
+c.set_inheritable(True)
+os.execv(sys.executable, [sys.executable, "-c", """
+import errno, os, socket, sys
+c = socket.socket(fileno=int(sys.argv[1]))
+print(errno.errorcode[c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)])
+""", str(c.fileno())])
+`}})
+	if r := p.Wait(); r.String() != "ECONNRESET\n[exit 0]\n" || p.Report().Totals.Fallbacks["left-early"] != 1 {
+		t.Errorf("%s%v", r, p.Report().Totals)
+	}
+}
+
 // programs runs tests of the package tests in a network namespace of their own, with the kernel hook as the only source.
 func programs(t *testing.T, which, but string) {
 	t.Helper()

@@ -203,7 +203,7 @@ func TestTwoUsersWakeEachOtherWithoutSharingBells(t *testing.T) {
 	s := newSpace(t)
 	const rounds = 300
 	turns := `
-import select, socket, sys
+import os, select, socket, sys
 def turns(c, first):
     c.setblocking(False)
     e = select.epoll()
@@ -217,19 +217,25 @@ def turns(c, first):
             print("half", flush=True)
             sys.stdin.readline()
 `
-	for _, uid := range []int{0, 65534} {
+	for _, c := range []struct {
+		user  int
+		drop  string // what the server does to the socket that it has accepted as root
+		pages int    // of bells, in the server
+	}{{0, "", 2}, {nobody, "", 1}, {0, "os.setuid(65534)", 1}} {
 		w := harness.New(harness.SMC, t.Fatalf)
 		in, goOn, err := os.Pipe()
 		if err != nil {
 			t.Fatal(err)
 		}
-		srv := s.start(w, harness.Command{Args: []string{python, "-c", turns + `
+		srv := s.start(w, harness.Command{Drops: nobody, Args: []string{python, "-c", turns + `
 l = socket.create_server(("127.0.0.1", ` + port + `))
 print("ready", flush=True)
-turns(l.accept()[0], False)
+k = l.accept()[0]
+` + c.drop + `
+turns(k, False)
 `}})
 		srv.Saw("ready")
-		cl := s.start(w, harness.Command{UID: uid, Stdin: in, Args: []string{python, "-c", turns + `
+		cl := s.start(w, harness.Command{UID: c.user, Stdin: in, Args: []string{python, "-c", turns + `
 turns(socket.create_connection(("127.0.0.1", ` + port + `)), True)
 `}})
 		cl.Saw("half")
@@ -237,13 +243,13 @@ turns(socket.create_connection(("127.0.0.1", ` + port + `)), True)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, want := strings.Count(string(maps), "smcr-bells"), map[int]int{0: 2, 65534: 1}[uid]; n > want {
-			t.Errorf("user %d: %d bell pages are mapped", uid, n)
+		if n := strings.Count(string(maps), "smcr-bells"); n > c.pages {
+			t.Errorf("%+v: %d bell pages are mapped", c, n)
 		}
 		fmt.Fprintln(goOn)
 		for _, p := range []*harness.Process{cl, srv} {
 			if r := p.Wait(); r.Code != 0 || r.Err != "" || r.Process.Report().Totals.SMC != 1 {
-				t.Errorf("user %d: %s%v", uid, r, r.Process.Report().Totals)
+				t.Errorf("%+v: %s%v", c, r, r.Process.Report().Totals)
 			}
 		}
 		in.Close()

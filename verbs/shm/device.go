@@ -122,6 +122,16 @@ func (d *Device) hide(fd int) (int, error) {
 	return -1, fmt.Errorf("%w: no descriptor left", verbs.ErrMemory)
 }
 
+// User is whose process the peer is by the kernel's word, -1 while it has sent nothing.
+func (d *Device) User(gid roce.GID) int {
+	for _, q := range d.qps {
+		if q.peer.GID == gid && q.user >= 0 {
+			return q.user
+		}
+	}
+	return -1
+}
+
 // Reachable asks the kernel whether the name is bound. The peer does not notice.
 func (d *Device) Reachable(gid roce.GID) bool {
 	if gid == d.cfg.GID {
@@ -221,7 +231,7 @@ func (p *pd) CreateQP(c verbs.CQ, limits verbs.QPCap) (verbs.QP, error) {
 		}
 		n = roce.QPN(r) & roce.QPNMask
 	}
-	x := &qp{d: p.d, pd: p, cq: q, num: n, limits: limits, maps: map[roce.RKey]*remote{}}
+	x := &qp{d: p.d, pd: p, cq: q, num: n, limits: limits, user: -1, maps: map[roce.RKey]*remote{}}
 	q.used++
 	p.qps[n], p.d.qps[n] = x, x
 	return x, nil
@@ -311,6 +321,9 @@ func (d *Device) deliver(typ uint32, to route, body []byte, r *received) {
 			d.sendGone(r.from, route{to.src, to.dst})
 		}
 		return
+	}
+	if q.isPeer(r.from, to.src) {
+		q.user = r.uid
 	}
 	switch typ {
 	case typeSend:

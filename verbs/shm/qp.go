@@ -20,6 +20,7 @@ type qp struct {
 	limits verbs.QPCap
 	state  verbs.QPState
 	peer   verbs.Peer
+	user   int // of the peer, as the kernel said of its last datagram; -1 = it did not
 	sqPSN  roce.PSN
 	rqPSN  roce.PSN
 	recvs  []recvWR

@@ -72,6 +72,7 @@ void reg_forked(void) { S->proc = 0; }
 void reg_exec(void) {}
 void reg_exec_accepted(void) {}
 void hook_exec(void) {}
+void hook_leave(void) {}
 void hook_forked(void) {}
 void reg_exit(void) {}
 void epoll_forked(void) {}

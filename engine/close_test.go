@@ -198,7 +198,7 @@ func TestElementOfAStrandedConnectionIsReused(t *testing.T) {
 func TestConnectionOfAChild(t *testing.T) {
 	mustSimulate(t, "child", simOptions{}, func(s *sim) {
 		a, b := s.pair()
-		a.c.Leave(s.now())
+		a.c.Leave(nil, s.now())
 		s.more(5000)
 		s.run(time.Millisecond, nil)
 		if b.got != a.size || a.got != b.size {

@@ -52,9 +52,10 @@ type Conn struct {
 	outOfSync bool
 	declined  bool // the Decline is ours
 	err       error
-	silent    bool // the owner has left: no calls any more
-	closing   bool // established, closed here, the element is not free yet
-	left      bool // closed here, but a process that shares the connection may go on
+	silent    bool        // the owner has left: no calls any more
+	closing   bool        // established, closed here, the element is not free yet
+	left      bool        // closed here, but a process that shares the connection may go on
+	gone      func() bool // see Leave
 	since     Instant
 	queue     *LinkGroup // whose first contact this connection waits for
 
@@ -437,8 +438,9 @@ func (c *Conn) Close(now Instant) {
 
 // Leave is Close for a process that has handed the connection on to a forked child: the peer is told nothing. The
 // element is free when the child's side has marked it closed, see MarkClosed, and the peer is done too. Without mapped
-// memory the bytes still go through this engine, and the Handler is called as before.
-func (c *Conn) Leave(now Instant) {
+// memory the bytes still go through this engine, and the Handler is called as before. gone, unless nil, is asked from time to
+// time whether that process has ended without a mark.
+func (c *Conn) Leave(gone func() bool, now Instant) {
 	defer c.e.enter(now)()
 	if c.state != fsm.Established || c.group == nil || c.closing {
 		return
@@ -446,7 +448,7 @@ func (c *Conn) Leave(now Instant) {
 	if c.stream != nil {
 		return // Kick sees the flags
 	}
-	c.silent, c.closing, c.left, c.since = true, true, true, c.e.now
+	c.silent, c.closing, c.left, c.gone, c.since = true, true, true, gone, c.e.now
 	c.sweep()
 }
 
@@ -499,6 +501,11 @@ func (c *Conn) elementFree() bool {
 	case c.state == fsm.Broken:
 		return peerClosed || c.e.now-c.since >= abandoned && h.neverWritten()
 	case c.left:
+		if c.gone != nil && !h.readerClosed() && c.gone() {
+			_, peer := c.heads()
+			h.setReaderClosed()
+			peer.setWriterClosed()
+		}
 		return peerClosed && h.readerClosed()
 	}
 	if peerClosed {

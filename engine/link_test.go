@@ -130,8 +130,8 @@ func TestLeave(t *testing.T) {
 	bothProviders(t, func(t *testing.T, w *world) {
 		a, b := w.established(w.a(), w.b())
 		w.established(w.a(), w.b())
-		a.c.Leave(w.now)
-		a.c.Leave(w.now)
+		a.c.Leave(nil, w.now)
+		a.c.Leave(nil, w.now)
 		if headAt(b.rings.LocalHead).writerFlags() != 0 {
 			t.Error("the peer was told of a close that did not happen")
 		}
@@ -141,6 +141,27 @@ func TestLeave(t *testing.T) {
 			t.Fatal("freed while the child has it")
 		}
 		MarkClosed(a.rings.LocalHead, a.rings.PeerHead)
+		w.advance(time.Minute)
+		if a.c.group != nil || b.c.group != nil {
+			t.Error("not freed")
+		}
+		w.finish()
+	})
+}
+
+// The child is killed: it has marked nothing, and the peer, who sees the end of TCP, closes.
+func TestLeaveToOneWhoIsKilled(t *testing.T) {
+	bothProviders(t, func(t *testing.T, w *world) {
+		a, b := w.established(w.a(), w.b())
+		w.established(w.a(), w.b())
+		gone := false
+		a.c.Leave(func() bool { return gone }, w.now)
+		b.c.Close(w.now)
+		w.advance(time.Minute)
+		if a.c.group == nil {
+			t.Fatal("freed while the child has it")
+		}
+		gone = true
 		w.advance(time.Minute)
 		if a.c.group != nil || b.c.group != nil {
 			t.Error("not freed")

@@ -72,6 +72,7 @@ type conn struct {
 	ended    bool   // the TCP connection ended during the handshake
 	over     func() // once, when the handshake is
 	crowded  bool   // the peer has too many of them
+	visible  bool   // established, and sock_diag finds our socket
 }
 
 func (l *loop) newConn(idx, gen uint32) *conn {
@@ -418,6 +419,7 @@ func (c *conn) Established(r engine.Rings) {
 	c.phase = phaseActive
 	c.handshakeOver()
 	c.watch(watchActive)
+	c.visible = C.diag_held(c.s.b) == 1 // not if the program made it in another network namespace
 	c.s.watched = 1
 	C.sock_established(c.s, &cr)
 	if c.l.sweep == 0 {
@@ -585,7 +587,7 @@ func (l *loop) closed(c *conn) {
 	}
 	if c.ec != nil {
 		if atomic.LoadUint32((*uint32)(unsafe.Pointer(&c.s.b.procs))) > 1 {
-			c.ec.Leave(l.now) // a forked child goes on with it
+			c.leave() // a forked child goes on with it
 		} else {
 			c.ec.Close(l.now)
 		}

@@ -193,6 +193,25 @@ int same_place(const struct place *p, const void *addr, u16 port_be, int family)
 	return p->port == o.port && p->family == o.family && !memcmp(p->addr, o.addr, 16);
 }
 
+int diag_held(const struct block *b)
+{
+	struct place local, peer;
+	struct inet_diag_req_v2 q;
+	struct inet_diag_msg m;
+	struct registry *r = reg_mine();
+
+	if (!r)
+		return -ENOMEM;
+	place_set(&local, b->family, b->laddr, htons(b->lport));
+	place_set(&peer, b->family, b->paddr, htons(b->pport));
+	diag_request(&q, &local, &peer, 0);
+	int nested = lk_lock(&r->diag_lk), e = diag_open();
+	if (!e)
+		e = diag_one(r, &q, &m);
+	lk_unlock(&r->diag_lk, nested);
+	return e ? (e == -ENOENT ? 0 : e) : cookie_of(&m) == b->cookie && m.idiag_inode != 0;
+}
+
 int diag_mirror(int fd, struct diag *d)
 {
 	struct place local, peer;

@@ -68,6 +68,9 @@ type loop struct {
 	due   []due              // accepted, and the peer's patience is short; oldest first
 	rings map[ring][]uint32  // tags that wait for room in a peer's queue
 	sweep engine.Instant     // when to look for idle rings; 0 = nothing to look for
+
+	heirs               []*heir
+	heirsAt, heirsPause engine.Instant // when to look after them; 0 = there are none
 }
 
 //export smcr_go_main
@@ -198,6 +201,7 @@ func (l *loop) timeout() int {
 		}
 	}
 	earlier(l.sweep)
+	earlier(l.heirsAt)
 	if len(l.rings) > 0 {
 		earlier(l.now + ringSoon)
 	}
@@ -341,6 +345,9 @@ func (l *loop) timers() {
 		d := l.due[0]
 		l.due = l.due[1:]
 		l.guard(nil, func() { l.useDue(d) })
+	}
+	if l.heirsAt != 0 && l.heirsAt <= l.now {
+		l.guard(nil, l.lookAfterHeirs)
 	}
 	if l.sweep != 0 && l.sweep <= l.now {
 		l.sweepRings()

@@ -175,6 +175,22 @@ static void block_leave(struct block *b, u32 slab)
 		sl->used--;
 }
 
+int block_held(const struct block *b, u64 cookie)
+{
+	return b->cookie == cookie && atomic_load(&b->procs) != 0;
+}
+
+void block_lost(struct block *b, u32 slab, u64 cookie)
+{
+	int nested = lk_lock(&S->map_lk);
+
+	if (block_held(b, cookie)) {
+		atomic_store(&b->procs, 1);
+		block_leave(b, slab);
+	}
+	lk_unlock(&S->map_lk, nested);
+}
+
 static void name_of(int fd, int peer, u8 addr[16], u16 *port, u16 *family)
 {
 	struct sockaddr_storage ss = {0};

@@ -534,6 +534,8 @@ void map_stay(void) HIDDEN;  /* exec failed */
  * hexadecimal, and who uses one gets ECONNRESET, and its peer a reset: never two that wait for each other. */
 u32 map_held(char *text, u32 room) HIDDEN; /* how many; text ends with 0 */
 void map_lost(const char *text) HIDDEN;
+int block_held(const struct block *, u64 cookie) HIDDEN; /* by anybody, for that socket */
+void block_lost(struct block *, u32 slab, u64 cookie) HIDDEN; /* whoever held it was killed */
 void map_forked(void) HIDDEN;			/* child, after lane_forked: the engine's holds and calls under way are gone */
 void count_tcp(u32 reason, int refused) HIDDEN; /* a connection was decided for TCP, or ends because SMC-R is required */
 
@@ -720,6 +722,7 @@ struct diag {
 	u8 tcp_state;
 };
 int diag_mirror(int fd, struct diag *d) HIDDEN; /* the other end of this connection on this host; 0 or -errno */
+int diag_held(const struct block *) HIDDEN; /* 1 = a process has the TCP socket; 0 = none on this network namespace; or -errno */
 int diag_closed(int fd) HIDDEN; /* neither connected nor about to be */
 int diag_foreign_listener(int fd) HIDDEN; /* client: somebody listens on that port whom the table does not know */
 

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"regexp"
 	"strconv"
@@ -154,4 +155,45 @@ func TestProgramThatGetsAnEstablishedConnectionIsReset(t *testing.T) {
 		})
 	}
 	t.Run("unused", func(t *testing.T) { sameAsNative(t, either("left-early", "client-not-offering"), run("exec", "leak")) })
+}
+
+// A forked child that goes on with a connection and is killed tells nobody: what it held must not wait for the end of its parent.
+func TestAKilledHeirLeavesNothing(t *testing.T) {
+	const server = `
+import os, signal, socket, sys
+s = socket.create_server(("127.0.0.1", %d))
+for line in sys.stdin:
+    c, _ = s.accept()
+    c.sendall(c.recv(9))
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    if line == "first\n":
+        c.close()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    c.close()
+`
+	const client = `
+import socket, sys
+c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+c.sendall(b"text")
+print(c.recv(9), c.recv(9))
+`
+	underLibrary(t, bySMC(4), func(w *harness.World) string {
+		port := harness.FreePort()
+		orders, give := io.Pipe()
+		defer give.Close()
+		w.Server(port, harness.Command{Args: []string{"/usr/bin/python3", "-c", fmt.Sprintf(server, port)}, Stdin: orders})
+		for _, who := range []string{"first", "second"} { // the parent closes before its child is killed, or after
+			if _, err := io.WriteString(give, who+"\n"); err != nil {
+				t.Fatal(err)
+			}
+			if out := w.Run(harness.Command{Args: []string{"/usr/bin/python3", "-c", client, strconv.Itoa(port)}}).OK(); out != "b'text' b''\n" {
+				t.Errorf("the client of the %s child saw %q", who, out)
+			}
+		}
+		w.Until("nothing is left of the connections", func() bool { return len(connections(w)) == 0 })
+		return ""
+	})
 }

@@ -451,6 +451,15 @@ static void sweep_tables(struct registry *r)
 	sweep_map(r, &j, r->t->omap, OFFERS / BUCKET / 64, 0);
 }
 
+/* Somebody died, perhaps as he took a place that a sweep had found empty: the next sweep looks everywhere. */
+static void mark_all(struct table *t)
+{
+	for (u32 w = 0; t && w < CHAIN / 64; w++)
+		atomic_store(&t->lmap[w], ~0ull);
+	for (u32 w = 0; t && w < OFFERS / BUCKET / 64; w++)
+		atomic_store(&t->omap[w], ~0ull);
+}
+
 /* Files of the dead. Returns how many of the living there are beside us. */
 static int sweep_files(struct registry *r, int dir)
 {
@@ -485,10 +494,12 @@ static int sweep_files(struct registry *r, int dir)
 				if (fd >= 0)
 					sys(SYS_close, fd);
 			}
-			if (ns == r->pidns)
-				sys(SYS_unlinkat, dir, d->d_name, 0);
-			else
+			if (ns != r->pidns) {
 				others++;
+				continue;
+			}
+			mark_all(r->t); /* before its page is gone: whoever marks may die, too */
+			sys(SYS_unlinkat, dir, d->d_name, 0);
 		}
 	}
 	return others;

@@ -797,8 +797,8 @@ static void crashes(void)
 		usleep(3000 + (unsigned)rand() % 10000);
 		for (int i = 0; i < 4; i++)
 			slay(p[i]);
-		/* A place taken by somebody who died before he wrote anything into it. */
-		mark(tab()->omap, 0), mark(tab()->lmap, 0);
+		/* A place taken by somebody who died before he wrote anything into it, in a bucket that a sweep had just found empty. */
+		atomic_fetch_and(&tab()->omap[0], ~1ull), atomic_fetch_and(&tab()->lmap[0], ~1ull);
 		tab()->own[7] = (u64)S->reg->pidns << 32 | (u32)p[0];
 		tab()->l[7].own = (u64)S->reg->pidns << 32 | (u32)p[0];
 		tab()->l[7].start = 0;

@@ -11,8 +11,9 @@ import (
 )
 
 // heir is a connection that a forked child went on with and this process has left. A child that is killed tells nobody: its hold of
-// the block, and with it the element of our RMB, would stay until this process ends. So the kernel is asked, seldom, whether the TCP
-// socket is still there; twice, as a child that closes it lets go of the block a moment later.
+// the block, and with it the element of our RMB, would stay until this process ends. So the kernel is asked, seldom, whether that
+// child is there, and the TCP socket: after a reset, or when both ends have sent a FIN, sock_diag knows no socket any more that the child
+// may still read the ring of. Twice, as a child's child may be about to say that it has it.
 type heir struct {
 	b      *C.struct_block
 	slab   C.u32
@@ -45,7 +46,7 @@ func (l *loop) lookAfterHeirs() {
 		switch {
 		case C.block_held(h.b, h.was.cookie) == 0:
 			return true
-		case C.diag_held(&h.was) != 0:
+		case C.block_heir_lives(h.b) != 0, C.diag_held(&h.was) != 0:
 			h.missed = false
 		case h.missed:
 			C.block_lost(h.b, h.slab, h.was.cookie)

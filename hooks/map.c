@@ -9,7 +9,9 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -178,6 +180,19 @@ static void block_leave(struct block *b, u32 slab)
 int block_held(const struct block *b, u64 cookie)
 {
 	return b->cookie == cookie && atomic_load(&b->procs) != 0;
+}
+
+int block_heir_lives(const struct block *b)
+{
+	u32 heir = atomic_load(&b->heir);
+	siginfo_t i = {.si_pid = 0};
+
+	if (!heir)
+		return 0; /* killed before it came back from fork */
+	if (heir == ~0u)
+		return 1;
+	long r = sys(SYS_waitid, P_PID, heir, &i, WEXITED | WNOHANG | WNOWAIT, 0);
+	return r < 0 ? r != -ECHILD : !i.si_pid;
 }
 
 void block_lost(struct block *b, u32 slab, u64 cookie)
@@ -836,7 +851,9 @@ void map_forked(void)
 		atomic_store(&s->eplk.w, 0);
 		arms_reset(s); /* threads of the parent; what they owed they ring */
 		s->watched = 0;
-		u32 st = atomic_load(&s->b->state);
+		u32 st = atomic_load(&s->b->state), none = 0;
+		if (fds && !atomic_compare_exchange_strong(&s->b->heir, &none, (u32)sys(SYS_getppid) == s->b->pid ? S->pid : ~0u))
+			atomic_store(&s->b->heir, ~0u);
 		if (!fds) { /* closed by the parent before, only its engine still had it */
 			s->b = 0;
 			s->eps = 0;

@@ -231,6 +231,7 @@ struct block {
 	char provider[16];
 	u64 since_ns;	   /* CLOCK_MONOTONIC */
 	_Atomic u32 st_wakes; /* times that st's futex sleepers were woken */
+	_Atomic u32 heir; /* the child of the process that made it which has it, too; ~0: there were others; 0 = none yet */
 } __attribute__((aligned(512)));
 _Static_assert(sizeof(struct block) == 512, "eight blocks a page");
 
@@ -535,6 +536,7 @@ void map_stay(void) HIDDEN;  /* exec failed */
 u32 map_held(char *text, u32 room) HIDDEN; /* how many; text ends with 0 */
 void map_lost(const char *text) HIDDEN;
 int block_held(const struct block *, u64 cookie) HIDDEN; /* by anybody, for that socket */
+int block_heir_lives(const struct block *) HIDDEN; /* or it is not to be known */
 void block_lost(struct block *, u32 slab, u64 cookie) HIDDEN; /* whoever held it was killed */
 void map_forked(void) HIDDEN;			/* child, after lane_forked: the engine's holds and calls under way are gone */
 void count_tcp(u32 reason, int refused) HIDDEN; /* a connection was decided for TCP, or ends because SMC-R is required */

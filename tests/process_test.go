@@ -197,3 +197,83 @@ print(c.recv(9), c.recv(9))
 		return ""
 	})
 }
+
+// Whoever lives is no killed heir, though sock_diag knows no socket of his any more: he reads what had arrived, and nobody else's.
+func TestALivingHeirReadsToTheEnd(t *testing.T) {
+	const program = `
+import os, signal, socket, struct, sys, time
+signal.alarm(60)
+how = sys.argv[1]
+listener = socket.create_server(("127.0.0.1", 0))
+text = lambda i: b"%06d|" % i * 6000
+def full(c, n):
+    b = b""
+    while len(b) < n:
+        d = c.recv(n - len(b))
+        if not d:
+            break
+        b += d
+    return b
+client = os.fork()
+if client == 0:
+    port = listener.getsockname()[1]
+    listener.close()
+    first = []
+    for i in range(3):
+        c = socket.create_connection(("127.0.0.1", port))
+        c.sendall(b"%06d" % i)
+        assert c.recv(2) == b"ok"
+        c.sendall(text(i))
+        if how == "shut":
+            assert c.recv(1) == b""
+        first.append(c)
+    for c in first:
+        if how == "reset":
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        c.close()
+    end = time.monotonic() + 8
+    while time.monotonic() < end: # takes any element that is free
+        c = socket.create_connection(("127.0.0.1", port))
+        c.sendall(b"others")
+        assert c.recv(2) == b"ok"
+        c.sendall(b"Z" * 42000)
+        time.sleep(.05)
+        c.close()
+    os._exit(0)
+heirs, others = [], []
+while True:
+    listener.settimeout(3)
+    try:
+        c, _ = listener.accept()
+    except TimeoutError:
+        break
+    hello = full(c, 6)
+    c.sendall(b"ok")
+    if hello == b"others":
+        others.append(c)
+        if len(others) > 4:
+            others.pop(0).close()
+        continue
+    child = os.fork()
+    if child == 0:
+        listener.close()
+        if how == "shut":
+            c.shutdown(socket.SHUT_WR)
+        time.sleep(7)
+        try:
+            got = full(c, 42000)
+        except ConnectionResetError:
+            got = b"reset"
+        os._exit(0 if got == text(int(hello)) else 1 + (got == b"reset"))
+    heirs.append(child)
+    c.close()
+print([os.waitpid(p, 0)[1] >> 8 for p in heirs], os.waitpid(client, 0)[1])
+`
+	for _, how := range []string{"reset", "shut"} {
+		t.Run(how, func(t *testing.T) {
+			sameAsNative(t, bySMC(3*42000), func(w *harness.World) string {
+				return w.Run(harness.Command{Args: []string{"/usr/bin/python3", "-c", program, how}}).String()
+			})
+		})
+	}
+}

@@ -171,6 +171,10 @@ static void block_leave(struct block *b, u32 slab)
 			return;
 	atomic_fetch_add(&sl->home->tx_bytes, atomic_load(&b->tx_bytes));
 	atomic_fetch_add(&sl->home->rx_bytes, atomic_load(&b->rx_bytes));
+	if (S->before && S->before != S->proc && sl->home == S->proc) {
+		atomic_fetch_add(&S->before->tx_bytes, atomic_load(&b->tx_bytes));
+		atomic_fetch_add(&S->before->rx_bytes, atomic_load(&b->rx_bytes));
+	}
 	atomic_store(&b->state, S_FREE);
 	atomic_store(&b->procs, 0);
 	if (sl->home == S->proc && sl->used)
@@ -677,13 +681,12 @@ void count_tcp(u32 reason, int refused)
 {
 	if (!S->proc && reg_ready() < 0)
 		return;
-	struct proc_page *p = S->proc;
-	if (!p)
+	if (!S->proc)
 		return;
 	if (!refused)
-		atomic_fetch_add(&p->tcp_conns, 1);
+		PAGE_ADD(tcp_conns, 1);
 	if (reason < R_COUNT)
-		atomic_fetch_add(&p->fallbacks[reason], 1);
+		PAGE_ADD(fallbacks[reason], 1);
 }
 
 /* ---- fork ---- */

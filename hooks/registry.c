@@ -663,7 +663,7 @@ static int user_now(struct registry *r)
 		return -R_REGISTRY;
 	if (r->t && now != r->uid) {
 		if (r->page_own)
-			r->before = S->proc;
+			S->before = S->proc;
 		r->page_own = 0;
 		r->err = 0;
 	}
@@ -1359,7 +1359,7 @@ void reg_forked(void)
 		atomic_store(&r->lk.w, 0);
 		atomic_store(&r->diag_lk.w, 0);
 		r->pid = r->page_own = 0;
-		r->before = 0;
+		S->before = 0;
 		r->netns_known = 0;
 		r->err = 0;
 	}
@@ -1404,15 +1404,6 @@ void reg_exit(void)
 	if (!r || !r->page_own)
 		return;
 	own_drop(r, 1);
-	if (r->before) { /* only that one has its place in a report */
-		struct proc_page *p = S->proc, *to = r->before;
-		atomic_fetch_add(&to->smc_conns, atomic_load(&p->smc_conns));
-		atomic_fetch_add(&to->tcp_conns, atomic_load(&p->tcp_conns));
-		atomic_fetch_add(&to->tx_bytes, atomic_load(&p->tx_bytes));
-		atomic_fetch_add(&to->rx_bytes, atomic_load(&p->rx_bytes));
-		for (u32 i = 0; i < R_COUNT; i++)
-			atomic_fetch_add(&to->fallbacks[i], atomic_load(&p->fallbacks[i]));
-	}
 	page_path(r, path);
 	sys(SYS_unlinkat, AT_FDCWD, path, 0);
 	r->page_own = 0;

@@ -25,7 +25,6 @@ struct registry {
 	u32 pidns;
 	u32 left;	   /* the uid changed, and t is zeros */
 	u32 users;	   /* how often new tables were opened after that */
-	struct proc_page *before; /* that of the user before */
 	int err;	   /* -reason of the last failure */
 	i64 again;	   /* when to try again after it */
 	u64 start;

@@ -410,6 +410,7 @@ struct shim {
 	const struct real *real;
 	struct life *life; /* preload/life.c: shared by all copies of the library in this process */
 	struct proc_page *proc; /* 0 until the first TCP socket matters */
+	struct proc_page *before; /* after a change of user: the page that a report knows, in which is counted, too */
 	int procfd;
 	struct registry *reg;
 	_Atomic(const struct rules *) rules; /* 0 = nobody has asked yet, or they cannot be known yet */
@@ -477,6 +478,13 @@ struct shim {
 
 extern struct shim *smcr_shim HIDDEN;
 #define S smcr_shim
+
+#define PAGE_ADD(field, n)                                      \
+	do {                                                    \
+		atomic_fetch_add(&S->proc->field, n);           \
+		if (S->before && S->before != S->proc)          \
+			atomic_fetch_add(&S->before->field, n); \
+	} while (0)
 
 /* fd_early. What happens to a socket before its connect counts once that makes it ours. */
 #define EARLY_TCP 1u	 /* made by socket() */

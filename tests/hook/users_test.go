@@ -18,6 +18,7 @@ var drops = []struct{ when, at, do string }{
 	{"after listen", "for i", "os.setgid(65534); os.setuid(65534)\n"},
 	{"a child, after accept", "    d = b", "    if os.fork(): c.close(); os.wait(); continue\n    n = 0\n    os.setgid(65534); os.setuid(65534)\n"},
 	{"after the first connection", "    c.close()", "    os.setuid(65534)\n"},
+	{"after listen, and is killed", "for i", "import atexit; atexit.register(os.kill, os.getpid(), 9)\nos.setgid(65534); os.setuid(65534)\n"},
 }
 
 func dropping(i, client int) func(*harness.Command, string) {

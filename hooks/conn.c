@@ -242,6 +242,8 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	*marked = !no && !v->reason && hook_offer(fd) == 0;
 	if (*marked && reg_shunned(sa, len))
 		no = -R_NOT_SMC;
+	if (*marked && !no && atomic_load(&S->engine) == ENG_DEAD)
+		no = -(int)atomic_load(&S->engine_reason); /* it would have to decline */
 	if (*marked && r < 0 && !no)
 		no = haste ? -R_HASTE : -opted_out(fd);
 	if (*marked && r < 0 && !no)

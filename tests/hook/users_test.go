@@ -102,3 +102,19 @@ http { access_log off;
 		t.Errorf("natively %s, under the library %s", said[harness.Native], said[harness.SMC])
 	}
 }
+
+// Who found out that he cannot speak SMC-R does not offer it once more.
+func TestAClientWithoutAnEngineOffersOnce(t *testing.T) {
+	hooked(t)
+	s := newSpace(t)
+	sums := talk(t, s, s, netip.MustParseAddr("127.0.0.1"), func(c *harness.Command, side string) {
+		if side == "server" {
+			c.Args[5] = "4"
+			return
+		}
+		c.UID = nobody
+		c.Args[2] = "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (0, 0))\ndef once():" + strings.ReplaceAll(client, "\n", "\n    ") + "\nonce()\nonce()\n"
+	})
+	sums.want(t, "client", 0, map[string]int{"rlimit-nproc": 4})
+	sums.want(t, "server", 0, map[string]int{"peer-declined": 2, "client-not-offering": 2})
+}

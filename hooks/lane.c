@@ -581,6 +581,7 @@ static ssize_t write_locked(struct sock *s, struct at *a, size_t left)
 			engine_post(REQ_TOUCHED, s, 0);
 		u64 was = p;
 		int plain = !rs || lost >= RS_TRIES, done;
+		atomic_store_explicit(&b->tx_bytes, p + k, RELAX); /* first: of who is killed in between nobody has read more than he sent */
 		if (unlikely(plain)) {
 			int masks = !atomic_load(&S->sealed);
 			if (masks)
@@ -597,7 +598,6 @@ static ssize_t write_locked(struct sock *s, struct at *a, size_t left)
 				return total ? (ssize_t)total : broken(s);
 			continue;
 		}
-		atomic_store_explicit(&b->tx_bytes, p + k, RELAX);
 		/* the compare-and-swap was the fence between publishing and looking at the arm */
 		if (unlikely(to_ring(&h->rarm, s)))
 			fire(&h->rarm, s, 0);

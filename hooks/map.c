@@ -169,12 +169,8 @@ static void block_leave(struct block *b, u32 slab)
 	while (n > 1)
 		if (atomic_compare_exchange_weak(&b->procs, &n, n - 1))
 			return;
-	atomic_fetch_add(&sl->home->tx_bytes, atomic_load(&b->tx_bytes));
-	atomic_fetch_add(&sl->home->rx_bytes, atomic_load(&b->rx_bytes));
-	if (S->before && S->before != S->proc && sl->home == S->proc) {
-		atomic_fetch_add(&S->before->tx_bytes, atomic_load(&b->tx_bytes));
-		atomic_fetch_add(&S->before->rx_bytes, atomic_load(&b->rx_bytes));
-	}
+	PAGE_ADD(sl->home, tx_bytes, atomic_load(&b->tx_bytes));
+	PAGE_ADD(sl->home, rx_bytes, atomic_load(&b->rx_bytes));
 	atomic_store(&b->state, S_FREE);
 	atomic_store(&b->procs, 0);
 	if (sl->home == S->proc && sl->used)
@@ -684,9 +680,9 @@ void count_tcp(u32 reason, int refused)
 	if (!S->proc)
 		return;
 	if (!refused)
-		PAGE_ADD(tcp_conns, 1);
+		PAGE_ADD(S->proc, tcp_conns, 1);
 	if (reason < R_COUNT)
-		PAGE_ADD(fallbacks[reason], 1);
+		PAGE_ADD(S->proc, fallbacks[reason], 1);
 }
 
 /* ---- fork ---- */
@@ -835,6 +831,8 @@ static void disown(struct sock *s)
 
 void map_forked(void)
 {
+	u32 parent = (u32)sys(SYS_getppid);
+
 	atomic_store(&S->map_lk.w, 0);
 	if (!S->forking)
 		procs_add(1);
@@ -855,7 +853,7 @@ void map_forked(void)
 		arms_reset(s); /* threads of the parent; what they owed they ring */
 		s->watched = 0;
 		u32 st = atomic_load(&s->b->state), none = 0;
-		if (fds && !atomic_compare_exchange_strong(&s->b->heir, &none, (u32)sys(SYS_getppid) == s->b->pid ? S->pid : ~0u))
+		if (fds && !atomic_compare_exchange_strong(&s->b->heir, &none, parent == s->b->pid ? S->pid : ~0u))
 			atomic_store(&s->b->heir, ~0u);
 		if (!fds) { /* closed by the parent before, only its engine still had it */
 			s->b = 0;

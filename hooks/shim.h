@@ -479,11 +479,12 @@ struct shim {
 extern struct shim *smcr_shim HIDDEN;
 #define S smcr_shim
 
-#define PAGE_ADD(field, n)                                      \
-	do {                                                    \
-		atomic_fetch_add(&S->proc->field, n);           \
-		if (S->before && S->before != S->proc)          \
-			atomic_fetch_add(&S->before->field, n); \
+/* What counts in this process's page counts in the one that a report knows, too. */
+#define PAGE_ADD(page, field, n)                                            \
+	do {                                                                \
+		atomic_fetch_add(&(page)->field, n);                        \
+		if (S->before && S->before != S->proc && (page) == S->proc) \
+			atomic_fetch_add(&S->before->field, n);             \
 	} while (0)
 
 /* fd_early. What happens to a socket before its connect counts once that makes it ours. */

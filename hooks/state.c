@@ -161,7 +161,7 @@ void sock_broken(struct sock *s, u32 reason, int err)
 		atomic_store(&b->so_error, err);
 		atomic_fetch_or(&b->flags, BF_RESET | BF_GONE | BF_FIN);
 		if (S->proc)
-			PAGE_ADD(fallbacks[reason], 1);
+			PAGE_ADD(S->proc, fallbacks[reason], 1);
 		tcp_reset(s->fd);
 		stage_drop(s);
 		atomic_store_explicit(&b->state, S_BROKEN, memory_order_release);
@@ -337,7 +337,7 @@ void sock_established(struct sock *s, const struct rings *r)
 		if (b->source == SOURCE_KERNEL)
 			hook_decided(s->fd, S_ACTIVE);
 		if (S->proc)
-			PAGE_ADD(smc_conns, 1);
+			PAGE_ADD(S->proc, smc_conns, 1);
 		if (atomic_fetch_and(&b->flags, ~BF_SHUT_LATER) & BF_SHUT_LATER) {
 			atomic_fetch_or(&s->tx->wflags, RH_WDONE);
 			late = 1;

@@ -745,7 +745,7 @@ static void moved(void *arg)
 	CHECK(reg_listen(l) == 0 && lookup("127.0.0.1", port) == 0);
 	CHECK(stat(run, &st) == 0 && open(run, O_RDONLY) < 0 && errno == EACCES);
 	CHECK(reg_slab(0) != 0);
-	PAGE_ADD(smc_conns, 3);
+	PAGE_ADD(S->proc, smc_conns, 3);
 	CHECK(atomic_load(&S->proc->smc_conns) == 3 && atomic_load(&page->smc_conns) == 5); /* what a report shows, however this ends */
 	reg_exit();
 	(void)arg;

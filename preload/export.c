@@ -1,6 +1,7 @@
 /*
  * The wrappers: how a libc call gets to us. No decision is made here beyond "is it ours?". Each ends in a tail call, so
- * libc's function is the cancellation point that it was, and no frame of ours is in the way of unwinding.
+ * libc's function is the cancellation point that it was, and no frame of ours is in the way of unwinding; or in the system
+ * call, while nobody can cancel (smcr_bare).
  */
 #include "real.h"
 
@@ -13,12 +14,30 @@
 
 #define EXPORT __attribute__((visibility("default"), section(".wrap")))
 
+static inline long result(long r)
+{
+	if (likely((unsigned long)r <= -4096ul))
+		return r;
+	*(int *)((char *)__builtin_thread_pointer() + smcr_bare.errno_at) = (int)-r;
+	return -1;
+}
+
+#define X(R, name, P, A, ours, ...)                                                          \
+	EXPORT R name P                                                                      \
+	{                                                                                    \
+		if (ours)                                                                    \
+			return h_##name A;                                                   \
+		return likely(smcr_bare.on) ? result(sys(__VA_ARGS__)) : smcr_real.name A; \
+	}
+SMCR_BARE(X)
+#undef X
+
 #define X(R, name, P, A, ours)                                      \
 	EXPORT R name P                                             \
 	{                                                           \
 		return (ours) ? h_##name A : smcr_real.name A;      \
 	}
-SMCR_FD(X)
+SMCR_LIBC(X)
 #undef X
 
 #define X(R, name, P, A)              \

@@ -65,7 +65,8 @@ BOOT const struct link_map *find_behind(const void *of)
 	return dladdr1 && dladdr1(of, &info, (void **)&m, RTLD_DL_LINKMAP) && m ? m->l_next : 0;
 }
 
-BOOT void *find_next(const struct link_map *m, const char *name)
+/* *m: where the search begins, and then, where it ended. */
+BOOT void *find_next(const struct link_map **m, const char *name)
 {
 	const u64 vdso = getauxval(AT_SYSINFO_EHDR);
 	struct object o;
@@ -73,14 +74,14 @@ BOOT void *find_next(const struct link_map *m, const char *name)
 
 	for (const char *c = name; *c; c++)
 		hash = hash * 33 + (unsigned char)*c;
-	for (; m; m = m->l_next) {
-		if (m->l_addr == vdso)
+	for (; *m; *m = (*m)->l_next) {
+		if ((*m)->l_addr == vdso)
 			continue; /* nobody links with it, and its table may be of the old kind */
-		if (!read_object(m, &o))
+		if (!read_object(*m, &o))
 			return 0;
 		const Elf64_Sym *s = look_in(&o, name, hash);
 		if (s)
-			return ELF64_ST_TYPE(s->st_info) == STT_FUNC ? (void *)(m->l_addr + s->st_value) : 0;
+			return ELF64_ST_TYPE(s->st_info) == STT_FUNC ? (void *)((*m)->l_addr + s->st_value) : 0;
 	}
 	return 0;
 }

@@ -176,6 +176,8 @@ __attribute__((constructor)) BOOT static void boot(int argc, char **argv, char *
 	read_environment(S->envp);
 	if (!all)
 		S->mode = MODE_OFF; /* the one that did not fit may have said so */
+	if (S->mode != MODE_OFF)
+		real_bare();
 	if (S->life->report && S->mode != MODE_OFF)
 		reg_ready(); /* without a run directory there is no report; nothing else depends on it here */
 	if (S->life->held && S->mode != MODE_OFF) {

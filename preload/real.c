@@ -8,9 +8,12 @@
 #include "real.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <errno.h>
+#include <link.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/single_threaded.h>
 
 #include "life.h"
 
@@ -27,6 +30,15 @@ BOOT static void *look(const char *name)
 	errno = e;
 	return p ? p : (void *)absent;
 }
+
+struct bare smcr_bare __attribute__((section(".data"))); /* beside smcr_real */
+#define X(...) +1
+enum { BARE = SMCR_BARE(X) };
+#undef X
+_Static_assert(offsetof(struct real, sendmsg) == offsetof(struct real, read) + sizeof(void *) * (BARE - 1), "they are in a row");
+
+extern const Elf64_Ehdr __ehdr_start HIDDEN; /* this library's beginning, and the end of its code */
+extern char etext[] HIDDEN;
 
 #define FIND(name) __atomic_store_n((void **)&smcr_real.name, look(#name), __ATOMIC_RELAXED)
 
@@ -92,11 +104,48 @@ BOOT void real_find(void)
 		SMCR_EXIT(X)
 #undef X
 		;
-	const struct link_map *behind = find_behind(names);
+	const struct link_map *behind = find_behind(names), *in, *libc = behind;
 	void **to = (void **)&smcr_real, *p;
 
-	for (const char *name = names; *name; name += strlen(name) + 1)
-		__atomic_store_n(to++, (p = find_next(behind, name)) ? p : look(name), __ATOMIC_RELAXED);
+	find_next(&libc, "gnu_get_libc_version");
+	for (const char *name = names; *name; name += strlen(name) + 1, to++) {
+		in = behind;
+		p = find_next(&in, name);
+		__atomic_store_n(to, p ? p : look(name), __ATOMIC_RELAXED);
+		if (in != libc && to >= (void **)&smcr_real.read && to < (void **)&smcr_real.read + BARE)
+			smcr_bare.never = 1;
+	}
+}
+
+BOOT void real_bare(void)
+{
+	smcr_bare.errno_at = (char *)__errno_location() - (char *)__builtin_thread_pointer();
+	smcr_bare.on = !smcr_bare.never && &__libc_single_threaded && __libc_single_threaded;
+}
+
+static void not_bare(void)
+{
+	smcr_bare.never = 1;
+	smcr_bare.on = 0;
+}
+
+int h_pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*start)(void *), void *arg)
+{
+	if ((char *)start < (char *)&__ehdr_start || (char *)start >= etext) /* the engine's threads cancel nobody */
+		not_bare();
+	return smcr_real.pthread_create(t, a, start, arg);
+}
+
+int h_thrd_create(thrd_t *t, thrd_start_t start, void *arg)
+{
+	not_bare();
+	return smcr_real.thrd_create(t, start, arg);
+}
+
+int h_pthread_cancel(pthread_t t) /* the only thread may cancel itself, and get to know at its next call */
+{
+	not_bare();
+	return smcr_real.pthread_cancel(t);
 }
 
 /* A row that differs from libc's header by one type fails here. */

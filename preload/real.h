@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <pty.h>
 #include <signal.h>
 #include <spawn.h>
@@ -18,6 +19,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <threads.h>
 #include <unistd.h>
 
 #ifndef __USE_GNU
@@ -39,8 +41,18 @@ struct real {
 };
 extern struct real smcr_real HIDDEN; /* what S->real points to */
 
+/*
+ * May what SMCR_BARE lists go straight to the kernel? To visit libc costs 10 ns where each system call empties the TLB, and is of use only
+ * to a thread that somebody may cancel, and to an interposer behind us.
+ */
+extern struct bare {
+	int on, never; /* never: there is a second thread, or an interposer behind us */
+	long errno_at; /* from the thread pointer; stays when `on` goes */
+} smcr_bare HIDDEN;
+void real_bare(void) HIDDEN;
+
 const struct link_map *find_behind(const void *of) HIDDEN; /* find.c */
-void *find_next(const struct link_map *, const char *name) HIDDEN;
+void *find_next(const struct link_map **, const char *name) HIDDEN;
 
 #define X(R, name, P, ...) R h_##name P HIDDEN;
 SMCR_FD(X) SMCR_ALWAYS(X)

@@ -3,7 +3,8 @@
  * functions (real.h), the wrappers (export.c), the prototypes of the h_ functions, exports.map and the tests.
  *
  *   FD(result, name, parameters, arguments, ours)   h_NAME if `ours` holds, else straight to libc
- *   ALWAYS(result, name, parameters, arguments)     h_NAME decides: makes, duplicates or ends fds or processes
+ *   BARE(the same, and the system call)             an FD whose libc function is the system call and a cancellation point
+ *   ALWAYS(result, name, parameters, arguments)     h_NAME decides: makes, duplicates or ends fds, processes or threads
  *   EXIT(name)                                      void NAME(int status), never returns
  *   BODY(result, name, parameters)                  written out in export.c or enter.S: variadic, or returns twice
  *   ALIAS(name, of)                                 another name of the same function
@@ -14,22 +15,31 @@
  */
 #define OURS(fd) unlikely(!pass(fd))
 
-#define SMCR_FD(X)                                                                                                            \
-	X(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n), OURS(fd))                                               \
-	X(ssize_t, readv, (int fd, const struct iovec *v, int n), (fd, v, n), OURS(fd))                                       \
-	X(ssize_t, recv, (int fd, void *buf, size_t n, int flags), (fd, buf, n, flags), OURS(fd))                             \
+#define SMCR_BARE(X)                                                                                                          \
+	X(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n), OURS(fd), SYS_read, fd, buf, n)                         \
+	X(ssize_t, readv, (int fd, const struct iovec *v, int n), (fd, v, n), OURS(fd), SYS_readv, fd, v, n)                  \
+	X(ssize_t, recv, (int fd, void *buf, size_t n, int flags), (fd, buf, n, flags), OURS(fd),                             \
+	  SYS_recvfrom, fd, buf, n, flags, 0, 0)                                                                              \
 	X(ssize_t, recvfrom, (int fd, void *buf, size_t n, int flags, struct sockaddr *sa, socklen_t *len),                   \
-	  (fd, buf, n, flags, sa, len), OURS(fd))                                                                             \
-	X(ssize_t, recvmsg, (int fd, struct msghdr *m, int flags), (fd, m, flags), OURS(fd))                                  \
+	  (fd, buf, n, flags, sa, len), OURS(fd), SYS_recvfrom, fd, buf, n, flags, sa, len)                                   \
+	X(ssize_t, recvmsg, (int fd, struct msghdr *m, int flags), (fd, m, flags), OURS(fd), SYS_recvmsg, fd, m, flags)       \
+	X(ssize_t, write, (int fd, const void *buf, size_t n), (fd, buf, n), OURS(fd), SYS_write, fd, buf, n)                 \
+	X(ssize_t, writev, (int fd, const struct iovec *v, int n), (fd, v, n), OURS(fd), SYS_writev, fd, v, n)                \
+	X(ssize_t, send, (int fd, const void *buf, size_t n, int flags), (fd, buf, n, flags), OURS(fd),                       \
+	  SYS_sendto, fd, buf, n, flags, 0, 0)                                                                                \
+	X(ssize_t, sendto, (int fd, const void *buf, size_t n, int flags, const struct sockaddr *sa, socklen_t len),          \
+	  (fd, buf, n, flags, sa, len), OURS(fd), SYS_sendto, fd, buf, n, flags, sa, len)                                     \
+	X(ssize_t, sendmsg, (int fd, const struct msghdr *m, int flags), (fd, m, flags),                                      \
+	  OURS(fd) || unlikely(S->fd_top && !wild(m, sizeof *m) && m->msg_controllen), /* SCM_RIGHTS */                       \
+	  SYS_sendmsg, fd, m, flags)
+
+#define SMCR_FD(X)                                                                                                            \
+	SMCR_BARE(X)                                                                                                          \
+	SMCR_LIBC(X)
+
+#define SMCR_LIBC(X)                                                                                                          \
 	X(int, recvmmsg, (int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *t), (fd, v, n, flags, t),        \
 	  OURS(fd))                                                                                                           \
-	X(ssize_t, write, (int fd, const void *buf, size_t n), (fd, buf, n), OURS(fd))                                        \
-	X(ssize_t, writev, (int fd, const struct iovec *v, int n), (fd, v, n), OURS(fd))                                      \
-	X(ssize_t, send, (int fd, const void *buf, size_t n, int flags), (fd, buf, n, flags), OURS(fd))                       \
-	X(ssize_t, sendto, (int fd, const void *buf, size_t n, int flags, const struct sockaddr *sa, socklen_t len),          \
-	  (fd, buf, n, flags, sa, len), OURS(fd))                                                                             \
-	X(ssize_t, sendmsg, (int fd, const struct msghdr *m, int flags), (fd, m, flags),                                      \
-	  OURS(fd) || unlikely(S->fd_top && !wild(m, sizeof *m) && m->msg_controllen)) /* SCM_RIGHTS */                                                      \
 	X(int, sendmmsg, (int fd, struct mmsghdr *v, unsigned n, int flags), (fd, v, n, flags), OURS(fd))                     \
 	X(ssize_t, preadv2, (int fd, const struct iovec *v, int n, off_t off, int flags), (fd, v, n, off, flags), OURS(fd))   \
 	X(ssize_t, pwritev2, (int fd, const struct iovec *v, int n, off_t off, int flags), (fd, v, n, off, flags), OURS(fd))  \
@@ -85,7 +95,10 @@
 	X(int, execveat, (int fd, const char *path, char *const argv[], char *const envp[], int flags),                       \
 	  (fd, path, argv, envp, flags))                                                                                      \
 	X(int, system, (const char *cmd), (cmd))                                                                              \
-	X(FILE *, popen, (const char *cmd, const char *mode), (cmd, mode))
+	X(FILE *, popen, (const char *cmd, const char *mode), (cmd, mode))                                                    \
+	X(int, pthread_create, (pthread_t * t, const pthread_attr_t *a, void *(*start)(void *), void *arg), (t, a, start, arg)) \
+	X(int, thrd_create, (thrd_t * t, thrd_start_t start, void *arg), (t, start, arg))                                     \
+	X(int, pthread_cancel, (pthread_t t), (t))
 
 #define SMCR_EXIT(X) X(_exit) X(quick_exit)
 

@@ -21,7 +21,8 @@ int main(void)
 	int found = 0, wrong = 0;
 
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-		void *want = dlsym(RTLD_NEXT, names[i]), *got = find_next(behind, names[i]);
+		const struct link_map *in = behind;
+		void *want = dlsym(RTLD_NEXT, names[i]), *got = find_next(&in, names[i]);
 
 		if (!strcmp(names[i], "environ"))
 			want = 0;

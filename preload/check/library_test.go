@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -304,5 +305,24 @@ func TestEverydayProgramsDoNotNotice(t *testing.T) {
 		if string(got) != string(native) || fmt.Sprint(err) != fmt.Sprint(nerr) {
 			t.Errorf("%v: native %q %v, preloaded %q %v", args, native, nerr, got, err)
 		}
+	}
+}
+
+// Who interposes behind the library sees what it would see alone: only libc's own functions may be passed by.
+func TestInterposersBehindTheLibrarySeeEveryCall(t *testing.T) {
+	dir, err := fake()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lib, behind := filepath.Join(dir, "libsmcr.so"), filepath.Join(dir, "behind.so")
+	build(t, dir, lib)
+	run(t, ".", nil, "cc", "-O1", "-w", "-shared", "-fPIC", "-o", behind, "testdata/behind.c")
+	calls := func(preload string) string {
+		return run(t, ".", []string{"LD_PRELOAD=" + preload}, "/usr/bin/python3", "-c",
+			"import os\nf, g = os.open('/dev/zero', 0), os.open('/dev/null', 1)\nfor i in range(1000): os.write(g, os.read(f, 1))")
+	}
+	alone, both := calls(behind), calls(lib+" "+behind)
+	if alone != both || !regexp.MustCompile(`^1\d{3} reads, 1\d{3} writes`).MatchString(alone) {
+		t.Errorf("alone %q, behind the library %q", alone, both)
 	}
 }

@@ -129,7 +129,11 @@ func showBench(results []result) (code int) {
 				verdict, code = "MISSED", 1
 			}
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%.2f\t%s\t%s\n", r.name, r.title, r.show(r.native), r.show(r.smc), r.ratio(r.native, r.smc), r.target, verdict)
+		ratio := "-" // figures that are a difference themselves
+		if r.unit != "ns" {
+			ratio = fmt.Sprintf("%.2f", r.ratio(r.native, r.smc))
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.name, r.title, r.show(r.native), r.show(r.smc), ratio, r.target, verdict)
 	}
 	t.Flush()
 	return code

@@ -83,6 +83,7 @@ var rows = []row{
 	{name: "idle", title: "idle redis, 50 connections", unit: "wake-ups/s", lower: true, target: atMostMore(.5, "wake-ups/s"), measure: idleWakeups},
 	{name: "start", title: "/bin/true", unit: "ms", lower: true, target: atMostMore(.2, "ms"), measure: start},
 	{name: "foreign", title: "a call on a foreign descriptor, beyond libc's", unit: "ns", lower: true, target: atMostMore(10, "ns"), measure: call("pipe")},
+	{name: "threads", title: "the same, in a program with threads", unit: "ns", lower: true, measure: call("threads")},
 	{name: "fallback", title: "a call on a connection that fell back, beyond libc's", unit: "ns", lower: true, target: atMostMore(10, "ns"), measure: call("plain")},
 	{name: "memory", title: "an idle connection of 1,000, both ends", unit: "KiB PSS", lower: true, target: atMostMore(64, "KiB"), measure: memory},
 }

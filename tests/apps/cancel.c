@@ -1,7 +1,7 @@
 /* cancel RUNS: threads that block in every way are cancelled, at once and deferred; the connection goes on. */
 #include "app.h"
 
-static int fd, full, set;
+static int fd, full, set, empty[2];
 static char buf[1 << 16];
 static _Atomic pid_t tid;
 
@@ -18,10 +18,11 @@ static void in_select(void)
 static void in_epoll(void) { epoll_wait(set, &(struct epoll_event){ 0 }, 1, -1); }
 static void in_send(void) { for (;;) send(full, buf, sizeof buf, MSG_NOSIGNAL); }
 static void in_accept(void) { accept(listener, NULL, NULL); }
+static void in_pipe(void) { char c; check(read(empty[0], &c, 1) != 1); }
 
 static struct { const char *name; void (*block)(void); } ways[] = {
 	{ "recv", in_recv }, { "read", in_read }, { "poll", in_poll }, { "select", in_select }, { "epoll_wait", in_epoll }, { "send", in_send },
-	{ "accept", in_accept },
+	{ "accept", in_accept }, { "read of a pipe", in_pipe },
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -46,6 +47,7 @@ static void server(int first)
 	struct epoll_event e = { .events = EPOLLIN };
 	fd = first;
 	full = another();
+	must(pipe(empty));
 	set = must(epoll_create1(0));
 	must(epoll_ctl(set, EPOLL_CTL_ADD, fd, &e));
 	int expected = 0;

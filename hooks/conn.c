@@ -34,10 +34,8 @@ static int sockopt_int(int fd, int level, int name)
 
 static int is_tcp(int fd)
 {
-	int family = sockopt_int(fd, SOL_SOCKET, SO_DOMAIN);
-
-	return (family == AF_INET || family == AF_INET6) && sockopt_int(fd, SOL_SOCKET, SO_TYPE) == SOCK_STREAM &&
-	       sockopt_int(fd, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP;
+	/* a raw socket may have TCP's number, too; another family may not */
+	return sockopt_int(fd, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP && sockopt_int(fd, SOL_SOCKET, SO_TYPE) == SOCK_STREAM;
 }
 
 static void set_kind(int fd, int kind)
@@ -47,9 +45,9 @@ static void set_kind(int fd, int kind)
 }
 
 /* What was noted of the number before its connect is about another socket, or has had its effect. */
-static void early_over(int fd)
+static void early_over(int fd, int mine)
 {
-	if ((unsigned)fd < FD_MAX && unlikely(atomic_load_explicit(&S->fd_early[fd], memory_order_relaxed)) && !borrowed())
+	if ((unsigned)fd < FD_MAX && unlikely(atomic_load_explicit(&S->fd_early[fd], memory_order_relaxed)) && (mine || !borrowed()))
 		atomic_store_explicit(&S->fd_early[fd], 0, memory_order_relaxed);
 }
 
@@ -128,6 +126,10 @@ static void accepted(int listener, int fd)
 	if (!offers)
 		return;
 	u32 agreed = verdict == SMCR_YES ? SOURCE_KERNEL : v.known ? SOURCE_RULES : SOURCE_NONE;
+	if (!agreed && v.use != USE_REQUIRE && reg_quiet()) { /* an offer is made before its SYN */
+		plain(fd, R_NO_CLIENT, 0);
+		return;
+	}
 	struct sock *s = sock_new(fd, 1, S_ACCEPTED);
 	if (!s) {
 		if (agreed) {
@@ -179,7 +181,7 @@ int h_accept4(int fd, struct sockaddr *sa, socklen_t *len, int flags)
 		return n;
 	if (kind_of(n) != FD_UNKNOWN)
 		fd_closed(n); /* closed behind our back and reused */
-	early_over(n);
+	early_over(n, 0);
 	if (kind_of(fd) == FD_LISTENER || kind_of(fd) == FD_PLAIN) {
 		int e = errno;
 		if (!borrowed())
@@ -211,13 +213,13 @@ static int opted_out(int fd)
 }
 
 /* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason.
- * *marked: the SYN offers. */
-static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, struct verdict *v, int *marked)
+ * *marked: the SYN offers. *mine: no child of vfork. */
+static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, struct verdict *v, int *marked, int *mine)
 {
 	int r, no = 0;
 
 	if (S->mode == MODE_OFF || kind_of(fd) != FD_UNKNOWN || len < sizeof(struct sockaddr_in) ||
-	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed())
+	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || !(*mine = !borrowed()))
 		return -1;
 	if (!atomic_load_explicit(&S->rules, memory_order_relaxed) && !is_tcp(fd))
 		return -1; /* a name server is asked by UDP: no reason to read the rules */
@@ -226,15 +228,17 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 		v->known = v->known && is_tcp(fd);
 		return -1;
 	}
-	/* What a rule knows cannot be withdrawn, so what can be is not begun. */
-	r = v->reason ? -(int)v->reason : S->discovery & 1u << SOURCE_REGISTRY && !v->known ? reg_lookup(sa, len) : -R_NO_LISTENER;
 	if (!is_tcp(fd)) {
 		v->reason = v->known = 0;
 		return -1;
 	}
-	int haste = !v->known && v->use != USE_REQUIRE && reg_haste(sa, len);
-	if (r == 0 && haste)
+	/* What a rule knows cannot be withdrawn, so what can be is not begun. */
+	if (v->reason)
+		r = -(int)v->reason;
+	else if (!v->known && v->use != USE_REQUIRE && reg_haste(sa, len))
 		r = no = -R_HASTE;
+	else
+		r = S->discovery & 1u << SOURCE_REGISTRY && !v->known ? reg_lookup(sa, len) : -R_NO_LISTENER;
 	if (r == 0)
 		r = no = -opted_out(fd);
 	if (r == 0 && epoll_early(fd) < 0)
@@ -245,7 +249,7 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	if (*marked && !no && atomic_load(&S->engine) == ENG_DEAD)
 		no = -(int)atomic_load(&S->engine_reason); /* it would have to decline */
 	if (*marked && r < 0 && !no)
-		no = haste ? -R_HASTE : -opted_out(fd);
+		no = -opted_out(fd);
 	if (*marked && r < 0 && !no)
 		no = epoll_early(fd) < 0 ? -R_EPOLL_EARLY : 0;
 	if (*marked && no && !v->known) {
@@ -348,7 +352,7 @@ int conn_agreed(int fd, u32 source, int must)
 		r = r < 0 ? -r : reg_ready() < 0 ? R_REGISTRY : R_MEMORY;
 		hook_decline(fd, 1, (u32)r);
 		plain(fd, (u32)r, must);
-		early_over(fd);
+		early_over(fd, 1);
 		if (must)
 			tcp_reset(fd);
 		return 0;
@@ -484,7 +488,7 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		errno = EBADF;
 		return -1;
 	}
-	int good = len >= sizeof sa->sa_family && len <= sizeof(struct sockaddr_storage) && !unreadable(sa, len);
+	int good = kind_of(fd) != FD_PLAIN && len >= sizeof sa->sa_family && len <= sizeof(struct sockaddr_storage) && !unreadable(sa, len);
 	if (unlikely(kind_of(fd) == FD_SOCK && good && sa->sa_family == AF_UNSPEC) && !borrowed()) {
 		struct sock *s = sock_get(fd, 1);
 		if (s)
@@ -492,9 +496,9 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	}
 	if (unlikely(kind_of(fd) == FD_ASKED) && !borrowed() && hook_look(fd) == FD_ASKED)
 		return again(fd, sa, len);
-	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0;
+	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0, mine = 0;
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
-	int slot = good ? offer(fd, sa, len, &cookie, &v, &marked) : -1, must = v.use == USE_REQUIRE;
+	int slot = good ? offer(fd, sa, len, &cookie, &v, &marked, &mine) : -1, must = v.use == USE_REQUIRE;
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
@@ -520,7 +524,7 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		plain(fd, v.reason, must);
 	}
 	if (on && !noted)
-		early_over(fd);
+		early_over(fd, mine);
 	if (must && fresh && on && good &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);

@@ -24,10 +24,10 @@
 #include <sys/un.h>
 
 #define REG_MAGIC 0x47455253u
-#define REG_VERSION 2 /* of the layout below; SMCR_ABI of a process stands in its entries */
+#define REG_VERSION 3 /* of the layout below; SMCR_ABI of a process stands in its entries */
 #define BUCKET 8
 #define LISTENERS 1024
-#define HASTES 1024
+#define HASTES 512
 #define OFFERS 4096
 #define SHUNNED 256
 #define SHUN_WAYS 4
@@ -67,8 +67,9 @@ struct table {
 	/* layout of REG_VERSION */
 	_Atomic u8 spilled[CHAIN]; /* an entry of this bucket may lie in the next one */
 	_Atomic u64 lmap[CHAIN / 64], omap[OFFERS / BUCKET / 64]; /* buckets used since a sweep found them empty */
-	_Atomic u16 haste[HASTES]; /* see reg_haste */
-	u8 pad[4096 - 16 - CHAIN - CHAIN / 8 - OFFERS / BUCKET / 8 - 2 * HASTES];
+	_Atomic u32 haste[HASTES]; /* see reg_haste */
+	_Atomic u32 open;	   /* so many offers, or fewer, are neither claimed nor withdrawn: who dies in between leaves one too many */
+	u8 pad[4096 - 16 - CHAIN - CHAIN / 8 - OFFERS / BUCKET / 8 - 4 * HASTES - 4];
 	struct listener l[LISTENERS];
 	_Atomic u64 state[OFFERS]; /* cookie << 2 | enum reg_state; 0 = free */
 	_Atomic u64 own[OFFERS];
@@ -404,6 +405,15 @@ static int sweep_listener(struct registry *r, struct judge *j, struct listener *
 	return 0;
 }
 
+static int offer_step(struct table *t, u32 i, u64 from, u64 to)
+{
+	if (!atomic_compare_exchange_strong(&t->state[i], &from, to))
+		return 0;
+	if ((from & 3) == REG_OFFERED)
+		atomic_fetch_sub(&t->open, 1);
+	return 1;
+}
+
 static int sweep_offer(struct registry *r, struct judge *j, u32 i)
 {
 	struct table *t = r->t;
@@ -413,8 +423,7 @@ static int sweep_offer(struct registry *r, struct judge *j, u32 i)
 		return 0;
 	if (alive(r, j, own, t->o[i].start))
 		return 1;
-	u64 w = atomic_load(&t->state[i]);
-	atomic_compare_exchange_strong(&t->state[i], &w, 0);
+	offer_step(t, i, atomic_load(&t->state[i]), 0);
 	atomic_compare_exchange_strong(&t->own[i], &own, 0);
 	return 0;
 }
@@ -969,22 +978,38 @@ int reg_lookup(const struct sockaddr *sa, socklen_t len)
  * A handshake costs as much as some dozen exchanges by TCP. Where connections come and go one after the other and carry little, as
  * those of HTTP clients without keep-alive do, it never pays; nor would anybody wait for it once a second. So for each place (a hash
  * of it) it is known how many of the last connections there, one within HASTE_MS of the other, were like that. After HASTE_MIN of them
- * the next ones stay plain, but for one in HASTE_TRY: it tells whether they are still like that.
+ * the next ones stay plain, but for one in HASTE_TRY: it tells whether they are still like that. If so, the next try is twice as far.
  */
 #define HASTE_MS 10
 #define HASTE_MIN 16
 #define HASTE_TRY 32
-#define HASTE_COUNT 63u /* the low bits; above them the time in milliseconds, modulo 1024 */
-_Static_assert(HASTE_MIN + HASTE_TRY <= HASTE_COUNT, "fits the count");
+#define HASTE_TRIES 5	   /* as often twice as far */
+#define HASTE_COUNT 0xfffu /* the low bits; then three for how often; above them the time in milliseconds, modulo 2^17 */
+#define HASTE_TIME 0x1ffffu
+_Static_assert(HASTE_MIN + (HASTE_TRY << HASTE_TRIES) <= HASTE_COUNT && HASTE_TRIES < 8, "fits");
+
+struct haste {
+	u32 n, tries, at;
+};
+
+static struct haste haste_read(u32 w)
+{
+	return (struct haste){w & HASTE_COUNT, w >> 12 & 7, w >> 15};
+}
+
+static u32 haste_word(struct haste h)
+{
+	return h.at << 15 | h.tries << 12 | h.n;
+}
 
 static u32 haste_now(void)
 {
-	return (u32)(now_ns() / 1000000) & 1023;
+	return (u32)(now_ns() / 1000000) & HASTE_TIME;
 }
 
-static u16 haste_word(u32 n, u32 now)
+static int haste_calm(struct haste h, u32 now)
 {
-	return (u16)(now << 6 | n);
+	return ((now - h.at) & HASTE_TIME) > HASTE_MS;
 }
 
 static u64 place_hash(const struct registry *r, const struct place *p)
@@ -996,7 +1021,7 @@ static u64 place_hash(const struct registry *r, const struct place *p)
 	return (h ^ p->port) * 0x100000001b3ull;
 }
 
-static _Atomic u16 *haste_of(struct registry *r, const struct place *p)
+static _Atomic u32 *haste_of(struct registry *r, const struct place *p)
 {
 	u64 h = place_hash(r, p);
 
@@ -1005,19 +1030,25 @@ static _Atomic u16 *haste_of(struct registry *r, const struct place *p)
 
 int reg_haste(const struct sockaddr *sa, socklen_t len)
 {
-	struct registry *r = reg_use();
+	struct registry *r = __atomic_load_n(&S->reg, __ATOMIC_ACQUIRE);
 	struct place p;
 
-	if (!S->adapt || !r || !place_of(sa, len, &p))
+	if (!S->adapt || !r || !r->t || !place_of(sa, len, &p))
 		return 0;
 	loopback_of_any(&p);
-	_Atomic u16 *last = haste_of(r, &p);
-	u16 w = atomic_load(last);
-	u32 n = w & HASTE_COUNT, now = haste_now();
-	if (n < HASTE_MIN)
+	_Atomic u32 *last = haste_of(r, &p);
+	u32 w = atomic_load(last), now = haste_now();
+	struct haste h = haste_read(w);
+	if (h.n < HASTE_MIN)
 		return 0;
-	int calm = ((now - (w >> 6)) & 1023) > HASTE_MS, again = n >= HASTE_MIN + HASTE_TRY - 1;
-	atomic_compare_exchange_strong(last, &w, haste_word(calm ? 0 : again ? HASTE_MIN : n + 1, now));
+	int calm = haste_calm(h, now), again = h.n + 1 >= HASTE_MIN + ((u32)HASTE_TRY << h.tries);
+	if (calm)
+		h = (struct haste){0};
+	else if (again)
+		h = (struct haste){HASTE_MIN, h.tries + (h.tries < HASTE_TRIES), now};
+	else
+		h.n++, h.at = now;
+	atomic_compare_exchange_strong(last, &w, haste_word(h));
 	return !calm && !again;
 }
 
@@ -1029,16 +1060,15 @@ void reg_ended(const struct block *b, int paid)
 	if (!r)
 		return;
 	place_set(&p, b->family, b->paddr, htons(b->pport));
-	_Atomic u16 *last = haste_of(r, &p);
-	u16 w = atomic_load(last);
-	u32 n = w & HASTE_COUNT, now = haste_now();
-	if (paid)
-		n = 0;
-	else if (((now - (w >> 6)) & 1023) > HASTE_MS)
-		n = 1;
-	else if (n < HASTE_MIN)
-		n++;
-	atomic_compare_exchange_strong(last, &w, haste_word(n, now));
+	_Atomic u32 *last = haste_of(r, &p);
+	u32 w = atomic_load(last), now = haste_now();
+	struct haste h = haste_read(w);
+	if (paid || haste_calm(h, now))
+		h = (struct haste){!paid, 0, 0};
+	else if (h.n < HASTE_MIN)
+		h.n++;
+	h.at = now;
+	atomic_compare_exchange_strong(last, &w, haste_word(h));
 }
 
 /* ---- peers that took the option for theirs and do not speak SMC-R ---- */
@@ -1169,8 +1199,7 @@ int reg_offer(int fd, u64 *cookie)
 			u32 n = place_at(c, i);
 			u64 own = atomic_load_explicit(&t->own[n], memory_order_relaxed);
 			if (own && pass && !alive(r, &j, own, t->o[n].start)) {
-				u64 w = atomic_load(&t->state[n]);
-				atomic_compare_exchange_strong(&t->state[n], &w, 0);
+				offer_step(t, n, atomic_load(&t->state[n]), 0);
 				if (atomic_compare_exchange_strong(&t->own[n], &own, 0))
 					own = 0;
 			}
@@ -1183,11 +1212,17 @@ int reg_offer(int fd, u64 *cookie)
 			o->start = r->start;
 			o->uid = r->uid;
 			o->abi = SMCR_ABI;
+			atomic_fetch_add(&t->open, 1);
 			atomic_store(&t->state[n], word(c, REG_OFFERED));
 			*cookie = c;
 			return (int)n;
 		}
 	return -R_REGISTRY;
+}
+
+int reg_quiet(void)
+{
+	return reg_ready() == 0 && !atomic_load(&S->reg->t->open);
 }
 
 int reg_find(u64 cookie)
@@ -1232,9 +1267,8 @@ void reg_over(u32 number)
 static int step(int slot, u64 cookie, u32 to)
 {
 	struct table *t = offers(slot);
-	u64 w = word(cookie, REG_OFFERED);
 
-	return t && cookie && atomic_compare_exchange_strong(&t->state[slot], &w, word(cookie, to));
+	return t && cookie && offer_step(t, (u32)slot, word(cookie, REG_OFFERED), word(cookie, to));
 }
 
 int reg_claim(int slot, u64 cookie)
@@ -1262,7 +1296,7 @@ void reg_done(int slot, u64 cookie)
 	if (!t || !cookie)
 		return;
 	u64 own = atomic_load(&t->own[slot]), w = atomic_load(&t->state[slot]);
-	if (w >> 2 == word(cookie, 0) >> 2 && atomic_compare_exchange_strong(&t->state[slot], &w, 0))
+	if (w >> 2 == word(cookie, 0) >> 2 && offer_step(t, (u32)slot, w, 0))
 		atomic_compare_exchange_strong(&t->own[slot], &own, 0);
 }
 

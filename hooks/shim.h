@@ -703,11 +703,12 @@ int reg_listen(int fd) HIDDEN;	  /* publishes a listening socket */
 void reg_unlisten(int fd) HIDDEN;
 int reg_is_listener(int fd) HIDDEN; /* inherited: is this socket's cookie published? */
 int reg_lookup(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 0 = a listener of ours is there, or -reason */
-int reg_haste(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = connections to there end too soon for a handshake */
+int reg_haste(const struct sockaddr *sa, socklen_t len) HIDDEN; /* after reg_ready; 1 = connections to there end too soon for a handshake */
 void reg_ended(const struct block *b, int paid) HIDDEN;	 /* one of ours has: was it worth a handshake? */
 int reg_shunned(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = who listens there answered the option, but not in CLC */
 void reg_shun(const struct block *b) HIDDEN;			  /* the peer of b is such a one, for ten minutes */
 int reg_offer(int fd, u64 *cookie) HIDDEN; /* slot >= 0, or -reason */
+int reg_quiet(void) HIDDEN;		   /* 1 = nobody at all offers */
 int reg_find(u64 cookie) HIDDEN;	   /* slot with that cookie in REG_OFFERED, or -1 */
 int reg_claim(int slot, u64 cookie) HIDDEN; /* 1 = ours now; the client's engine name is then read by the engine */
 /* Server: counts a handshake, until reg_over, with the process that made that offer or (slot -1) the host at that address. A number, or

@@ -124,8 +124,7 @@ func TestUpgradeKeepsMarks(t *testing.T) {
 	if out := enable(t); out != "the kernel hook on "+outer+" is up to date now\n" {
 		t.Error(out)
 	}
-	_, sa := sockaddr(address(l))
-	k.must(unix.Connect(k.fd, sa))
+	k.connect(address(l))
 	w.want("marks from before", k, l.accept(), want(true, true))
 
 	// A pin that is lost is made again.

@@ -205,7 +205,7 @@ func TestFastOpen(t *testing.T) {
 		k.must(unix.Sendto(k.fd, []byte(data), unix.MSG_FASTOPEN, sa))
 		s := l.accept()
 		if b := make([]byte, 16); data != "" {
-			if n, err := unix.Read(s.fd, b); err != nil || string(b[:n]) != data {
+			if n, err := s.some(b); err != nil || string(b[:n]) != data {
 				t.Fatalf("%q, %v", b[:max(n, 0)], err)
 			}
 		}

@@ -167,18 +167,28 @@ func (k *socket) listen() { k.t.Helper(); k.must(unix.Listen(k.fd, 128)) }
 func (k *socket) connect(a netip.AddrPort) {
 	k.t.Helper()
 	_, sa := sockaddr(a)
-	err := unix.Connect(k.fd, sa)
-	for err == unix.EINTR { // by the Go runtime's signals: with a time limit it is not restarted
-		err = unix.Connect(k.fd, sa)
-	}
-	if err != unix.EISCONN {
+	if _, err := restarted(func() (int, error) { return 0, unix.Connect(k.fd, sa) }); err != unix.EISCONN {
 		k.must(err)
 	}
 }
 
+// restarted: what has a time limit is interrupted by the Go runtime's signals.
+func restarted(call func() (int, error)) (n int, err error) {
+	for n, err = call(); err == unix.EINTR; n, err = call() {
+	}
+	return n, err
+}
+
+func (k *socket) some(b []byte) (n int, err error) {
+	return restarted(func() (int, error) { return unix.Read(k.fd, b) })
+}
+
 func (k *socket) accept() *socket {
 	k.t.Helper()
-	fd, _, err := unix.Accept4(k.fd, unix.SOCK_CLOEXEC)
+	fd, err := restarted(func() (int, error) {
+		fd, _, err := unix.Accept4(k.fd, unix.SOCK_CLOEXEC)
+		return fd, err
+	})
 	k.must(err)
 	n := &socket{k.t, fd}
 	k.t.Cleanup(n.close)
@@ -324,7 +334,7 @@ func (w *wire) talk(client, server *socket) {
 		if _, err := unix.Write(way[0].fd, []byte("some bytes")); err != nil {
 			w.t.Fatal(err)
 		}
-		if n, err := unix.Read(way[1].fd, b); err != nil || !strings.HasPrefix("some bytes", string(b[:n])) {
+		if n, err := way[1].some(b); err != nil || !strings.HasPrefix("some bytes", string(b[:n])) {
 			w.t.Fatalf("%q, %v", b[:max(n, 0)], err)
 		}
 	}

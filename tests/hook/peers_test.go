@@ -410,7 +410,7 @@ sys.stdin.readline()
 
 func (k *socket) write(b []byte) {
 	k.t.Helper()
-	_, err := unix.Write(k.fd, b)
+	_, err := restarted(func() (int, error) { return unix.Write(k.fd, b) })
 	k.must(err)
 }
 
@@ -419,7 +419,7 @@ func (k *socket) read(n int) []byte {
 	k.t.Helper()
 	b := make([]byte, n)
 	for at := 0; at < n; {
-		m, err := unix.Read(k.fd, b[at:])
+		m, err := k.some(b[at:])
 		k.must(err)
 		if m == 0 {
 			return b[:at]

@@ -66,13 +66,8 @@ func TestCurlFetchesFromNginxWorkers(t *testing.T) {
 			sameAsNative(t, bySMC(30<<20), func(w *harness.World) string {
 				dir := site(w)
 				port := harness.FreePort()
-				conf := w.Write("nginx.conf", fmt.Appendf(nil, `daemon off; user root; worker_processes 2; pid %[1]s/nginx.pid; error_log %[1]s/error.log;
-events { worker_connections 100; }
-http { access_log off; %[2]s client_max_body_size 0;
-  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
-  server { listen 127.0.0.1:%[3]d; root %[1]s; location /up/ { dav_methods PUT; create_full_put_path on; } } }
-`, dir, how, port))
-				w.Server(port, harness.Command{Args: []string{"/usr/sbin/nginx", "-p", dir, "-e", w.Path("error.log"), "-c", conf}})
+				w.Server(port, w.Nginx("root", 2, fmt.Sprintf(`%s client_max_body_size 0;
+  server { listen 127.0.0.1:%d; root %s; location /up/ { dav_methods PUT; create_full_put_path on; } }`, how, port, dir)))
 				said := fetch(w, port)
 				upload := []string{"curl", "-sS", "-H", "Expect:", "-T", w.Path("large"), "-w", "%{http_code}", "-o", "/dev/null", fmt.Sprintf("http://127.0.0.1:%d/up/", port)}
 				said += w.Run(harness.Command{Args: upload}).String() + digest(w.Read(w.Path("up/large")))
@@ -87,13 +82,7 @@ http { access_log off; %[2]s client_max_body_size 0;
 func TestNginxWorkersOfAnotherUserArePlainTCP(t *testing.T) {
 	sameAsNative(t, plain("not-claimed", "no-registry"), func(w *harness.World) string {
 		port := harness.FreePort()
-		conf := w.Write("nginx.conf", fmt.Appendf(nil, `daemon off; user nobody nogroup; worker_processes 1; pid %[1]s/nginx.pid;
-events { worker_connections 100; }
-http { access_log off;
-  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
-  server { listen 127.0.0.1:%[2]d; return 200 answer; } }
-`, w.Dir, port))
-		w.Server(port, harness.Command{Args: []string{"/usr/sbin/nginx", "-p", w.Dir, "-e", w.Path("error.log"), "-c", conf}})
+		w.Server(port, w.Nginx("nobody nogroup", 1, fmt.Sprintf("server { listen 127.0.0.1:%d; return 200 answer; }", port)))
 		return w.Run(harness.Command{Args: []string{"curl", "-sS", fmt.Sprintf("http://127.0.0.1:%d/", port)}}).String() + string(w.Read(w.Path("error.log")))
 	})
 }
@@ -103,15 +92,9 @@ func TestCurlFetchesThroughAnNginxProxy(t *testing.T) {
 	sameAsNative(t, bySMC(60<<20), func(w *harness.World) string {
 		dir := site(w)
 		front, back := harness.FreePort(), harness.FreePort()
-		conf := w.Write("nginx.conf", fmt.Appendf(nil, `daemon off; user root; worker_processes 2; pid %[1]s/nginx.pid; error_log %[1]s/error.log;
-events { worker_connections 100; }
-http { access_log off;
-  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
-  upstream back { server 127.0.0.1:%[3]d; keepalive 4; }
-  server { listen 127.0.0.1:%[2]d; location / { proxy_pass http://back; proxy_http_version 1.1; proxy_set_header Connection ""; } }
-  server { listen 127.0.0.1:%[3]d; root %[1]s; } }
-`, dir, front, back))
-		w.Server(front, harness.Command{Args: []string{"/usr/sbin/nginx", "-p", dir, "-e", w.Path("error.log"), "-c", conf}})
+		w.Server(front, w.Nginx("root", 2, fmt.Sprintf(`upstream back { server 127.0.0.1:%[2]d; keepalive 4; }
+  server { listen 127.0.0.1:%[1]d; location / { proxy_pass http://back; proxy_http_version 1.1; proxy_set_header Connection ""; } }
+  server { listen 127.0.0.1:%[2]d; root %[3]s; }`, front, back, dir)))
 		said := fetch(w, front)
 		levels := regexp.MustCompile(`\[[a-z]+\]`).FindAllString(string(w.Read(w.Path("error.log"))), -1)
 		return said + fmt.Sprint("logged ", levels)

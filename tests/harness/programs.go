@@ -35,6 +35,17 @@ func (w *World) Sockperf() (*Process, int) {
 	return w.Server(port, Command{Args: []string{"sockperf", "server", "--tcp", "-i", "127.0.0.1", "-p", strconv.Itoa(port)}}), port
 }
 
+// Nginx is an nginx in the world's directory, where it writes error.log and nginx.pid; http: what it serves, in its own words.
+func (w *World) Nginx(user string, workers int, http string) Command {
+	conf := w.Write("nginx.conf", fmt.Appendf(nil, `daemon off; user %[2]s; worker_processes %[3]d; pid %[1]s/nginx.pid; error_log %[1]s/error.log;
+events { worker_connections 100; }
+http { access_log off;
+  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
+  %[4]s }
+`, w.Dir, user, workers, http))
+	return Command{Args: []string{"/usr/sbin/nginx", "-p", w.Dir, "-e", w.Path("error.log"), "-c", conf}}
+}
+
 // Echo starts the echo server of tests/apps and reads its port.
 func (w *World) Echo(c Command, options ...string) (*Process, int) {
 	c.Args = append([]string{w.app("echo", c.UID), "serve"}, options...)

@@ -1,7 +1,6 @@
 package hook
 
 import (
-	"fmt"
 	"net/netip"
 	"os"
 	"strings"
@@ -74,13 +73,9 @@ func TestNginxWorkersOfAnotherUser(t *testing.T) {
 	for _, mode := range []harness.Mode{harness.Native, harness.SMC} {
 		w := harness.New(mode, t.Fatalf)
 		defer w.Destroy()
-		conf := w.Write("nginx.conf", fmt.Appendf(nil, `daemon off; user nobody nogroup; worker_processes 2; pid %[1]s/nginx.pid;
-events { worker_connections 100; }
-http { access_log off;
-  client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
-  server { listen 127.0.0.1:%[2]s; return 200 answer; } }
-`, w.Dir, port))
-		srv := s.start(w, harness.Command{Drops: nobody, Args: []string{"/usr/sbin/nginx", "-p", w.Dir, "-e", w.Path("error.log"), "-c", conf}})
+		nginx := w.Nginx("nobody nogroup", 2, "server { listen 127.0.0.1:"+port+"; return 200 answer; }")
+		nginx.Drops = nobody
+		srv := s.start(w, nginx)
 		w.Until("nginx listens", func() bool {
 			pid, err := os.ReadFile(w.Path("nginx.pid"))
 			return err == nil && len(pid) > 0

@@ -14,6 +14,17 @@
 
 #define EXPORT __attribute__((visibility("default"), section(".wrap")))
 
+static inline int alone(void)
+{
+	const char *word = smcr_bare.alone;
+
+	if (likely(*word))
+		return 1;
+	if (unlikely(word != &smcr_bare.no))
+		smcr_bare.alone = &smcr_bare.no; /* from now on without libc's page */
+	return 0;
+}
+
 static inline long result(long r)
 {
 	if (likely((unsigned long)r <= -4096ul))
@@ -27,7 +38,7 @@ static inline long result(long r)
 	{                                                                                    \
 		if (ours)                                                                    \
 			return h_##name A;                                                   \
-		return likely(smcr_bare.on) ? result(sys(__VA_ARGS__)) : smcr_real.name A; \
+		return alone() ? result(sys(__VA_ARGS__)) : smcr_real.name A;             \
 	}
 SMCR_BARE(X)
 #undef X

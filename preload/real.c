@@ -8,7 +8,6 @@
 #include "real.h"
 
 #include <dlfcn.h>
-#include <elf.h>
 #include <errno.h>
 #include <link.h>
 #include <stdarg.h>
@@ -31,14 +30,12 @@ BOOT static void *look(const char *name)
 	return p ? p : (void *)absent;
 }
 
-struct bare smcr_bare __attribute__((section(".data"))); /* beside smcr_real */
+struct bare smcr_bare = {.alone = &smcr_bare.no};
+static int watched = 1; /* somebody behind us, or nobody knows */
 #define X(...) +1
 enum { BARE = SMCR_BARE(X) };
 #undef X
 _Static_assert(offsetof(struct real, sendmsg) == offsetof(struct real, read) + sizeof(void *) * (BARE - 1), "they are in a row");
-
-extern const Elf64_Ehdr __ehdr_start HIDDEN; /* this library's beginning, and the end of its code */
-extern char etext[] HIDDEN;
 
 #define FIND(name) __atomic_store_n((void **)&smcr_real.name, look(#name), __ATOMIC_RELAXED)
 
@@ -107,44 +104,27 @@ BOOT void real_find(void)
 	const struct link_map *behind = find_behind(names), *in, *libc = behind;
 	void **to = (void **)&smcr_real, *p;
 
-	find_next(&libc, "gnu_get_libc_version");
+	watched = !find_next(&libc, "gnu_get_libc_version");
 	for (const char *name = names; *name; name += strlen(name) + 1, to++) {
 		in = behind;
 		p = find_next(&in, name);
 		__atomic_store_n(to, p ? p : look(name), __ATOMIC_RELAXED);
-		if (in != libc && to >= (void **)&smcr_real.read && to < (void **)&smcr_real.read + BARE)
-			smcr_bare.never = 1;
+		if (to >= (void **)&smcr_real.read && to < (void **)&smcr_real.read + BARE)
+			watched |= !p || in != libc;
 	}
 }
 
 BOOT void real_bare(void)
 {
+	if (watched || !&__libc_single_threaded)
+		return;
 	smcr_bare.errno_at = (char *)__errno_location() - (char *)__builtin_thread_pointer();
-	smcr_bare.on = !smcr_bare.never && &__libc_single_threaded && __libc_single_threaded;
-}
-
-static void not_bare(void)
-{
-	smcr_bare.never = 1;
-	smcr_bare.on = 0;
-}
-
-int h_pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*start)(void *), void *arg)
-{
-	if ((char *)start < (char *)&__ehdr_start || (char *)start >= etext) /* the engine's threads cancel nobody */
-		not_bare();
-	return smcr_real.pthread_create(t, a, start, arg);
-}
-
-int h_thrd_create(thrd_t *t, thrd_start_t start, void *arg)
-{
-	not_bare();
-	return smcr_real.thrd_create(t, start, arg);
+	smcr_bare.alone = &__libc_single_threaded;
 }
 
 int h_pthread_cancel(pthread_t t) /* the only thread may cancel itself, and get to know at its next call */
 {
-	not_bare();
+	smcr_bare.alone = &smcr_bare.no;
 	return smcr_real.pthread_cancel(t);
 }
 

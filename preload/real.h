@@ -19,7 +19,6 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <threads.h>
 #include <unistd.h>
 
 #ifndef __USE_GNU
@@ -46,8 +45,9 @@ extern struct real smcr_real HIDDEN; /* what S->real points to */
  * to a thread that somebody may cancel, and to an interposer behind us.
  */
 extern struct bare {
-	int on, never; /* never: there is a second thread, or an interposer behind us */
-	long errno_at; /* from the thread pointer; stays when `on` goes */
+	const char *alone; /* libc's word for it, or `no`, for good */
+	long errno_at;	   /* from the thread pointer */
+	char no;
 } smcr_bare HIDDEN;
 void real_bare(void) HIDDEN;
 

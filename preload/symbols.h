@@ -4,7 +4,7 @@
  *
  *   FD(result, name, parameters, arguments, ours)   h_NAME if `ours` holds, else straight to libc
  *   BARE(the same, and the system call)             an FD whose libc function is the system call and a cancellation point
- *   ALWAYS(result, name, parameters, arguments)     h_NAME decides: makes, duplicates or ends fds, processes or threads
+ *   ALWAYS(result, name, parameters, arguments)     h_NAME decides: makes, duplicates or ends fds, processes or a thread
  *   EXIT(name)                                      void NAME(int status), never returns
  *   BODY(result, name, parameters)                  written out in export.c or enter.S: variadic, or returns twice
  *   ALIAS(name, of)                                 another name of the same function
@@ -96,8 +96,6 @@
 	  (fd, path, argv, envp, flags))                                                                                      \
 	X(int, system, (const char *cmd), (cmd))                                                                              \
 	X(FILE *, popen, (const char *cmd, const char *mode), (cmd, mode))                                                    \
-	X(int, pthread_create, (pthread_t * t, const pthread_attr_t *a, void *(*start)(void *), void *arg), (t, a, start, arg)) \
-	X(int, thrd_create, (thrd_t * t, thrd_start_t start, void *arg), (t, start, arg))                                     \
 	X(int, pthread_cancel, (pthread_t t), (t))
 
 #define SMCR_EXIT(X) X(_exit) X(quick_exit)

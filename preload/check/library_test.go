@@ -314,15 +314,22 @@ func TestInterposersBehindTheLibrarySeeEveryCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lib, behind := filepath.Join(dir, "libsmcr.so"), filepath.Join(dir, "behind.so")
+	lib := filepath.Join(dir, "libsmcr.so")
 	build(t, dir, lib)
-	run(t, ".", nil, "cc", "-O1", "-w", "-shared", "-fPIC", "-o", behind, "testdata/behind.c")
+	made := func(name, source, style string) string {
+		so := filepath.Join(dir, name)
+		run(t, ".", nil, "cc", "-O1", "-w", "-shared", "-fPIC", "-Wl,--hash-style="+style, "-o", so, source)
+		return so
+	}
+	old, new, other := made("old.so", "testdata/behind.c", "sysv"), made("new.so", "testdata/behind.c", "gnu"), made("other.so", "testdata/early.c", "sysv")
 	calls := func(preload string) string {
 		return run(t, ".", []string{"LD_PRELOAD=" + preload}, "/usr/bin/python3", "-c",
 			"import os\nf, g = os.open('/dev/zero', 0), os.open('/dev/null', 1)\nfor i in range(1000): os.write(g, os.read(f, 1))")
 	}
-	alone, both := calls(behind), calls(lib+" "+behind)
-	if alone != both || !regexp.MustCompile(`^1\d{3} reads, 1\d{3} writes`).MatchString(alone) {
-		t.Errorf("alone %q, behind the library %q", alone, both)
+	for _, behind := range []string{new, old, other + " " + new, new + " " + other} {
+		alone, both := calls(behind), calls(lib+" "+behind)
+		if alone != both || !regexp.MustCompile(`^1\d{3} reads, 1\d{3} writes`).MatchString(alone) {
+			t.Errorf("%s: alone %q, behind the library %q", behind, alone, both)
+		}
 	}
 }

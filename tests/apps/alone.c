@@ -1,8 +1,9 @@
 /*
- * A program of one thread beside its connection: what it reads and writes elsewhere, and that it can be cancelled in there, by a
- * thread or by itself. Each case is a forked child's.
+ * A program of one thread, before and beside its connection: what it reads and writes elsewhere, and that it can be cancelled in
+ * there, by itself or by a thread, whoever made that. Each case is a forked child's.
  */
 #include "app.h"
+#include <dlfcn.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
@@ -75,8 +76,8 @@ static void interrupted(void)
 static void on_trap(int sig, siginfo_t *i, void *context)
 {
 	char *from = i->si_call_addr;
-	say("straight to the kernel: %d", from > (char *)read && from < (char *)read + 128);
-	_exit(0);
+	printf("straight to the kernel: %d\n", from > (char *)read && from < (char *)read + 128);
+	exit(0);
 }
 
 /* The kernel shows where a call comes from: libc's function natively, the library's otherwise. */
@@ -145,19 +146,44 @@ static void by_c11_thread(void)
 	blocks();
 }
 
-static void server(int fd)
+static void by_hidden_thread(void)
 {
-	int p[2];
-	handle(SIGPIPE, SIG_IGN, 0);
-	must(pipe(p));
-	empty = p[0];
-	meet(fd);
+	pthread_t t;
+	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+		(int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD), "pthread_create");
+	main_thread = pthread_self(), main_tid = gettid();
+	check(create && !create(&t, NULL, canceller, NULL));
+	blocks();
+}
+
+static void on_timer(union sigval unused) { canceller(NULL); }
+
+static void by_timer(void)
+{
+	struct sigevent e = { .sigev_notify = SIGEV_THREAD, .sigev_notify_function = on_timer };
+	timer_t t;
+	main_thread = pthread_self(), main_tid = gettid();
+	must(timer_create(CLOCK_MONOTONIC, &e, &t));
+	must(timer_settime(t, 0, &(struct itimerspec){ .it_value.tv_nsec = 1000000 }, NULL));
+	blocks();
+}
+
+static void cases(void)
+{
 	in_child("values", values);
 	in_child("interrupted", interrupted);
-	in_child("straight", straight);
 	in_child("by itself", by_itself);
 	in_child("by a thread", by_thread);
 	in_child("by a C11 thread", by_c11_thread);
+	in_child("by a hidden thread", by_hidden_thread);
+	in_child("by a timer", by_timer);
+}
+
+static void server(int fd)
+{
+	cases();
+	meet(fd);
+	cases();
 	meet(fd);
 	close(fd);
 }
@@ -171,4 +197,16 @@ static void client(int fd)
 	close(fd);
 }
 
-int main(void) { return two_processes(server, client); }
+int main(void)
+{
+	int p[2], status;
+	handle(SIGPIPE, SIG_IGN, 0);
+	must(pipe(p));
+	empty = p[0];
+	pid_t child = must(fork());
+	if (!child)
+		straight();
+	must(waitpid(child, &status, 0));
+	check(!status);
+	return two_processes(server, client);
+}

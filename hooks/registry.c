@@ -1399,7 +1399,7 @@ void reg_forked(void)
 	}
 }
 
-void reg_exec_accepted(void)
+void reg_heirs(enum heir heir)
 {
 	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++) {
 		struct sock *s = kind_of((int)fd) == FD_SOCK ? sock_get((int)fd, 1) : 0;
@@ -1407,9 +1407,9 @@ void reg_exec_accepted(void)
 		if (!s)
 			continue;
 		long fl = sys(SYS_fcntl, fd, F_GETFD);
-		int unused = fl >= 0 && atomic_load(&s->b->state) == S_ACCEPTED, inherits = !(fl & FD_CLOEXEC);
-		/* inetd's child: its parent, in whose file the block lies, has closed. Agreed: the peer would wait for the next image. */
-		if (unused && (atomic_load(&s->b->procs) == 1 || (inherits && (atomic_load(&s->b->flags) & BF_AGREED))))
+		int unused = fl >= 0 && atomic_load(&s->b->state) == S_ACCEPTED, inherits = heir == HEIR_CHOOSES || !(fl & FD_CLOEXEC);
+		/* inetd's child: its parent, in whose file the block lies, has closed. Agreed: the peer would wait for the heir. */
+		if (unused && ((heir == HEIR_EXEC && atomic_load(&s->b->procs) == 1) || (inherits && (atomic_load(&s->b->flags) & BF_AGREED))))
 			sock_leave(s, R_LEFT_EARLY);
 		else if (unused && inherits)
 			reg_refuse((int)fd);

@@ -725,7 +725,8 @@ struct block *reg_slab(u32 n) HIDDEN; /* SLAB_BLOCKS more blocks behind the n th
 void reg_gone(u32 listener) HIDDEN; /* the last fd of this process for that listener is closed */
 void reg_forked(void) HIDDEN; /* child, after map_forked: its own page and sockets are made when needed */
 void reg_exec(void) HIDDEN;   /* before exec: what the next image inherits it publishes itself, at its first accept */
-void reg_exec_accepted(void) HIDDEN; /* before exec: accepted, unused, inherited: the next image cannot claim these */
+enum heir { HEIR_EXEC, HEIR_BESIDE, HEIR_CHOOSES }; /* the next image; one beside us; that gets what it is given, close-on-exec or not */
+void reg_heirs(enum heir heir) HIDDEN; /* before exec and spawn: accepted, unused, inherited: another image cannot claim these */
 void reg_exit(void) HIDDEN;   /* at exit: removes the process's file and entries; optional, the next start would */
 
 struct diag {

@@ -411,6 +411,8 @@ void life_before_vfork(void)
 {
 	life_early();
 	settle();
+	if (S->proc && life_mine())
+		reg_heirs(HEIR_CHOOSES); /* what its child gives to the next image by dup2, nobody learns */
 	life_watch_forks(); /* so that life_mine can tell the child from a forked one */
 }
 
@@ -470,36 +472,39 @@ static char **env_with(char **with, char *const *envp, struct held *h)
 		return call;                                          \
 	} while (0)
 
+
 /* Another image starts beside us. */
-static void spawning(void)
+static void spawning(enum heir heir)
 {
 	settle();
 	hook_exec();
+	if (S->proc && life_mine())
+		reg_heirs(heir);
 }
 
 int h_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *fa, const posix_spawnattr_t *a,
 		  char *const argv[], char *const envp[])
 {
-	spawning();
+	spawning(fa ? HEIR_CHOOSES : HEIR_BESIDE);
 	WITH_HELD(envp, smcr_real.posix_spawn(pid, path, fa, a, argv, env), smcr_real.posix_spawn(pid, path, fa, a, argv, envp));
 }
 
 int h_posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *fa, const posix_spawnattr_t *a,
 		   char *const argv[], char *const envp[])
 {
-	spawning();
+	spawning(fa ? HEIR_CHOOSES : HEIR_BESIDE);
 	WITH_HELD(envp, smcr_real.posix_spawnp(pid, file, fa, a, argv, env), smcr_real.posix_spawnp(pid, file, fa, a, argv, envp));
 }
 
 int h_system(const char *cmd)
 {
-	spawning();
+	spawning(HEIR_BESIDE);
 	return smcr_real.system(cmd);
 }
 
 FILE *h_popen(const char *cmd, const char *mode)
 {
-	spawning();
+	spawning(HEIR_BESIDE);
 	return smcr_real.popen(cmd, mode);
 }
 
@@ -513,7 +518,7 @@ static void leave_image(void)
 	if (!S->reg || !life_mine())
 		return;
 	hook_leave();
-	reg_exec_accepted(); /* a forked child, too, which has no page of its own */
+	reg_heirs(HEIR_EXEC); /* a forked child, too, which has no page of its own */
 	if (S->proc)
 		reg_exec();
 	map_leave(0);

@@ -687,10 +687,10 @@ static void last_holder(void *arg)
 	CHECK(sock_new(c, 1, S_ACCEPTED));
 	map_prefork();
 	map_postfork(0);
-	reg_exec_accepted();
+	reg_heirs(HEIR_EXEC);
 	CHECK(left_early == 0);
 	atomic_fetch_sub(&S->sock[S->fd_sock[c]].b->procs, 1); /* the other one has closed */
-	reg_exec_accepted();
+	reg_heirs(HEIR_EXEC);
 	CHECK(left_early == 1);
 }
 

@@ -1,8 +1,10 @@
 /*
  * handed: connections that whoever accepted them gives away unused: to a forked child, to the image that a forked child becomes
- * (inetd), to another process as a message (a cluster's worker), to a child that is another user by then. "at once" is 1 s in the best of three.
+ * (inetd), to a program that is spawned in one of several ways and waited for, to another process as a message (a cluster's worker), to
+ * a child that is another user by then. "at once" is 1 s in the best of three.
  */
 #include "app.h"
+#include <spawn.h>
 
 static char buf[64];
 
@@ -29,6 +31,52 @@ static void to_image(int fd)
 		execl("/proc/self/exe", "handed", number, NULL);
 		_exit(9);
 	}
+}
+
+static char self[4096];
+extern char **environ;
+
+static void ended(pid_t pid)
+{
+	int status;
+	check(must(waitpid(pid, &status, 0)) == pid && status == 0);
+}
+
+static void to_spawned(int fd)
+{
+	pid_t pid;
+	posix_spawn_file_actions_t fa;
+	must(fcntl(fd, F_SETFD, FD_CLOEXEC));
+	check(!posix_spawn_file_actions_init(&fa) && !posix_spawn_file_actions_adddup2(&fa, fd, 7));
+	check(!posix_spawn(&pid, self, &fa, NULL, (char *[]){ self, "7", NULL }, environ));
+	ended(pid);
+}
+
+static void to_vforked(int fd)
+{
+	must(fcntl(fd, F_SETFD, FD_CLOEXEC));
+	pid_t pid = vfork();
+	if (!pid) {
+		dup2(fd, 7);
+		execl(self, self, "7", NULL);
+		_exit(9);
+	}
+	ended(pid);
+}
+
+static void to_command(int fd)
+{
+	char command[sizeof self + 20];
+	snprintf(command, sizeof command, "'%s' %d", self, fd);
+	check(system(command) == 0);
+}
+
+static void to_pipeline(int fd)
+{
+	char command[sizeof self + 20];
+	snprintf(command, sizeof command, "'%s' %d", self, fd);
+	FILE *f = popen(command, "r");
+	check(f && pclose(f) == 0);
 }
 
 /* Parent or child sends, the other receives and answers; the sender takes it out of its epoll set before it closes. */
@@ -68,7 +116,8 @@ static void to_other_user(int fd)
 }
 
 static const struct { const char *how; void (*give)(int); } ways[] = {
-	{ "to a child", to_child }, { "to another image", to_image }, { "as a message", as_message },
+	{ "to a child", to_child }, { "to another image", to_image }, { "to a spawned program", to_spawned },
+	{ "to a program after vfork", to_vforked }, { "to a command", to_command }, { "to a pipeline", to_pipeline }, { "as a message", as_message },
 	{ "to another user", to_other_user },
 };
 enum { WAYS = sizeof ways / sizeof *ways, RUNS = 3 };
@@ -111,5 +160,6 @@ int main(int argc, char **argv)
 		answer(atoi(argv[1]));
 		return 0;
 	}
+	check(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
 	return two_processes(server, client);
 }

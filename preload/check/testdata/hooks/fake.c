@@ -70,7 +70,7 @@ void settle_all(void) { atomic_fetch_add(&settled, 1); }
 int reg_ready(void) { return 0; }
 void reg_forked(void) { S->proc = 0; }
 void reg_exec(void) {}
-void reg_exec_accepted(void) {}
+void reg_heirs(enum heir heir) { (void)heir; }
 void hook_exec(void) {}
 void hook_leave(void) {}
 void hook_forked(void) {}

@@ -408,6 +408,7 @@ struct shim {
 	_Atomic u32 engine_asleep;
 	u8 gid[16];	   /* name of dgram */
 	const struct real *real;
+	int (*clock)(clockid_t, struct timespec *); /* libc's clock_gettime: interposers may tell the program another time than the kernel goes by; or 0 */
 	struct life *life; /* preload/life.c: shared by all copies of the library in this process */
 	struct proc_page *proc; /* 0 until the first TCP socket matters */
 	struct proc_page *before; /* after a change of user: the page that a report knows, in which is counted, too */

@@ -105,6 +105,9 @@ BOOT void real_find(void)
 	void **to = (void **)&smcr_real, *p;
 
 	watched = !find_next(&libc, "gnu_get_libc_version");
+	in = libc;
+	if (!watched)
+		S->clock = (__typeof__(S->clock))find_next(&in, "clock_gettime");
 	for (const char *name = names; *name; name += strlen(name) + 1, to++) {
 		in = behind;
 		p = find_next(&in, name);

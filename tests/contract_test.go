@@ -29,6 +29,7 @@ func TestPrograms(t *testing.T) {
 		{"vectors and messages and files and pipes move bytes", []string{"vectors"}, bySMC(9 << 20)},
 		{"a call moves as much as it must and no more", []string{"amounts"}, bySMC(1 << 30)},
 		{"time limits and signals end the calls that they must end", []string{"waiting"}, bySMC(8)},
+		{"time limits go by the kernel's clock", []string{"clock"}, bySMC(1 << 16)},
 		{"connect and accept behave in every mode", []string{"connecting"}, either("peer-not-offering", "epoll-before-connect", "client-not-offering")},
 		{"what happened to a socket before its connect counts after it", []string{"before", "known"}, either("left-early", givenUp)},
 		{"a socket whose registrations are not known for sure stays plain", []string{"before", "unsure"}, func(t *testing.T, sum harness.Counts) {

@@ -24,7 +24,8 @@ BOOT static int read_object(const struct link_map *m, struct object *o)
 {
 	*o = (struct object){0};
 	for (const Elf64_Dyn *d = m->l_ld; d->d_tag != DT_NULL; d++) {
-		const void *at = (const void *)d->d_un.d_ptr; /* the loader has added where the object lies */
+		/* The loader has added where the object lies, but not to a section that may not be written (-z rodynamic). */
+		const void *at = (const void *)(d->d_un.d_ptr < m->l_addr ? m->l_addr + d->d_un.d_ptr : d->d_un.d_ptr);
 		if (d->d_tag == DT_SYMTAB)
 			o->sym = at;
 		else if (d->d_tag == DT_STRTAB)

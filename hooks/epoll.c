@@ -355,16 +355,10 @@ static void push(struct ep_set *st, struct ep_entry *e)
 static void post(struct ep_set *st, struct ep_entry *e, u32 what)
 {
 	struct ep_req was = req_get(e), now;
-	struct sock *s = e->s;
 
-	if (what & R_DEAD) /* beforehand: it may be freed as soon as it is marked */
-		sock_pin(s);
 	do {
-		if (e->set != set_idx(st) || (!(what & (R_NEW | R_DEAD)) && !(was.word & R_ON))) {
-			if (what & R_DEAD)
-				sock_unpin(s);
+		if (e->set != set_idx(st) || (!(what & (R_NEW | R_DEAD)) && !(was.word & R_ON)))
 			return; /* a handler ended it a moment ago */
-		}
 		now = was;
 		now.word |= what | R_LATE;
 	} while (!req_swap(e, &was, now));
@@ -1239,10 +1233,15 @@ void epoll_set_closed(int epfd)
 		struct sock *s = e->s;
 		u64 tag = e->tag;
 		int sn = lk_lock(&s->eplk), n = lk_lock(&st->lk);
-		if (e->tag == tag && e->set == idx && e->s == s && !(req_get(e).word & R_DEAD))
+		int lives = e->tag == tag && e->set == idx && e->s == s && !(req_get(e).word & R_DEAD);
+		if (lives) {
+			sock_pin(s); /* the entry may have been the last to need it, and we have its lock */
 			end(st, e);
+		}
 		set_unlock(st, n);
 		lk_unlock(&s->eplk, sn);
+		if (lives)
+			sock_unpin(s);
 	}
 	if (last) {
 		int n = lk_lock(&st->lk);
@@ -1461,6 +1460,7 @@ static int add(int epfd, int op, int fd, struct sock *s, const struct epoll_even
 		struct epoll_event k = {EPOLLRDHUP | EPOLLET, {.u64 = e->tag}};
 		r = sys(SYS_epoll_ctl, epfd, op, fd, &k);
 		if (r == 0) {
+			sock_pin(s); /* until it is buried */
 			e->req = (struct ep_req){want->data.u64, want->events, e->req.word | R_ON | R_REG | R_FRESH};
 			e->next = s->eps;
 			__atomic_store_n(&s->eps, e, __ATOMIC_RELEASE);
@@ -1842,6 +1842,7 @@ static void adopt(struct ep_state *E)
 			continue;
 		}
 		e->req.word = word & ~R_DUE;
+		sock_pin(e->s);
 		e->listed = e->armed = e->idle = 0;
 		e->old = 1;
 		e->next = e->s->eps;

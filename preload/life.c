@@ -306,10 +306,12 @@ static void settle(void)
 /* Before a fork: nothing half-negotiated goes over, and the child's holds are counted before it exists. */
 static int fork_begin(void)
 {
+	if (S->forking && (atomic_load(&S->map_lk.w) & 0x7fffffff) == my_tid())
+		return 0; /* the handlers and h_fork both come here; and who has that lock may not wait for another */
 	settle();
 	atomic_fetch_add(&S->forks, 1);
-	if (!S->proc || (S->forking && (atomic_load(&S->map_lk.w) & 0x7fffffff) == my_tid()))
-		return 0; /* the handlers and h_fork both come here */
+	if (!S->proc)
+		return 0;
 	map_prefork();
 	return 1;
 }

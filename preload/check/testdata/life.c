@@ -384,6 +384,15 @@ static void vforks(void)
 	volatile int before = 1234;
 	IS(PING, 0);
 	HAVE_CONNECTIONS;
+	for (int i = 0; i < 3; i++) { /* libc's fork comes by our handlers, too */
+		int n = SETTLED;
+		pid_t p = i ? i == 1 ? fork() : _Fork() : syscall(SYS_fork);
+		if (!p)
+			_exit(0);
+		CHECK(p > 0);
+		IS(wait_for(p), 0);
+		IS(SETTLED, n + 1);
+	}
 	for (int i = 0; i < 300; i++) {
 		int n = SETTLED;
 		pid_t p = i & 1 ? vfork() : __vfork();

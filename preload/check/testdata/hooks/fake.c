@@ -66,7 +66,7 @@ int h_listen(int fd, int backlog)
 
 u32 sock_idx(const struct sock *s) { return (u32)(s - S->sock); }
 void abandon_all(void) {}
-void settle_all(void) { atomic_fetch_add(&settled, 1); }
+void settle_all(void) { atomic_fetch_add(&settled, S->forking ? 1000 : 1); } /* who holds map_lk may not wait for others */
 int reg_ready(void) { return 0; }
 void reg_forked(void) { S->proc = 0; }
 void reg_exec(void) {}
@@ -80,9 +80,9 @@ void bell_forked(void) {}
 void lane_forked(void) {}
 u32 map_held(char *text, u32 room) { (void)room; *text = 0; return 0; }
 void map_lost(const char *text) { (void)text; }
-void map_prefork(void) { S->forking = 1; }
-void map_postfork(int failed) { (void)failed, S->forking = 0; }
-void map_forked(void) { S->forking = 0; }
+void map_prefork(void) { S->forking = 1, atomic_store(&S->map_lk.w, (u32)sys(SYS_gettid)); }
+void map_postfork(int failed) { (void)failed, S->forking = 0, atomic_store(&S->map_lk.w, 0); }
+void map_forked(void) { S->forking = 0, atomic_store(&S->map_lk.w, 0); }
 void map_leave(int ends) { (void)ends; }
 void map_stay(void) {}
 u32 my_tid(void) { return (u32)sys(SYS_gettid); }

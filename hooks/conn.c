@@ -321,8 +321,14 @@ static int offered(int fd, int slot, u64 cookie, int must)
 	struct diag d;
 	struct sock *s;
 
-	if (diag_mirror(fd, &d) < 0 || (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV))
-		return take_back(fd, slot, cookie, R_REMOTE, must) ? 0 : ECONNREFUSED;
+	if (diag_mirror(fd, &d) < 0)
+		d = (struct diag){0};
+	/* Claimed by now, it was ours: its program has been so quick that it has closed already. */
+	if (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV && reg_withdraw(slot, cookie)) {
+		reg_done(slot, cookie);
+		plain(fd, R_REMOTE, must);
+		return 0;
+	}
 	s = sock_new(fd, 0, S_OFFERED) ? sock_get(fd, 0) : 0; /* another thread may close it at any time */
 	if (!s)
 		return take_back(fd, slot, cookie, R_MEMORY, must) ? 0 : ECONNREFUSED;

@@ -155,7 +155,7 @@ static ssize_t take(struct sock *s, const struct iovec *iov, int n, size_t want,
 		}
 		int r = wait_for(s, dir, deadline, done);
 		if (r < 0)
-			return done ? (ssize_t)done : r;
+			return done || !want ? (ssize_t)done : r; /* who wants nothing waits once, as in the kernel, and has it */
 	}
 }
 
@@ -239,7 +239,7 @@ static ssize_t put(struct sock *s, const struct iovec *iov, int n, size_t want, 
 		if (st == S_ACTIVE) {
 			int e = take_error(s);
 			if (e)
-				return done ? (atomic_store(&s->b->so_error, e), (ssize_t)done) : -e;
+				return done ? (atomic_store(&s->b->so_error, e), (ssize_t)done) : e == EPIPE ? broken_pipe(flags) : -e;
 			if (f & BF_SHUT_WR)
 				return done ? (ssize_t)done : broken_pipe(flags);
 			if (f & BF_GONE) {
@@ -247,6 +247,7 @@ static ssize_t put(struct sock *s, const struct iovec *iov, int n, size_t want, 
 					return (ssize_t)done;
 				if (f & (BF_RESET | BF_BROKEN))
 					return broken_pipe(flags);
+				hand_back(s);
 				return PASS; /* nobody reads: the kernel answers as it does to a closed peer */
 			}
 			ssize_t r = lane_write(s, iov, n, done);
@@ -680,7 +681,7 @@ ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, u
 {
 	int now = flags & SPLICE_F_NONBLOCK ? MSG_DONTWAIT : 0;
 	ssize_t r = PASS, r2 = PASS;
-	struct sock *from = pass(in) ? 0 : sock_of(in, now, &r), *to = pass(out) ? 0 : sock_of(out, now, &r2);
+	struct sock *from = pass(in) ? 0 : sock_of(in, 0, &r), *to = pass(out) ? 0 : sock_of(out, now, &r2);
 
 	if (r != PASS || r2 != PASS) {
 		r = r != PASS ? r : r2;
@@ -695,10 +696,15 @@ ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, u
 	} else if (from && !to && !inoff && !outoff && sock_use(from) && state_of(from) != S_FLUSH) {
 		size_t size = len < BOUNCE_SIZE ? len : BOUNCE_SIZE;
 		u8 *buf = bounce();
-		int f = MSG_PEEK | ((flags & SPLICE_F_NONBLOCK) ? MSG_DONTWAIT : 0);
 		struct iovec v = {buf, size};
+		struct pollfd room = {out, POLLOUT, 0};
+		struct timespec at_once = {0, 0};
 
-		r = buf ? take(from, &v, 1, size, f) : -ENOMEM;
+		/* The flag is about the pipe, which the kernel looks at first. */
+		if (flags & SPLICE_F_NONBLOCK && sys(SYS_ppoll, &room, 1, &at_once, 0, 8) == 0)
+			r = -EAGAIN;
+		else
+			r = buf ? take(from, &v, 1, size, MSG_PEEK) : -ENOMEM;
 		if (r > 0) {
 			/* Look, hand the pipe what it has room for, and only then consume what it took. */
 			struct iovec w = {buf, (size_t)r};

@@ -79,6 +79,8 @@ static int decide(int fd)
 			reset = 1; /* who got it in a message cannot use it */
 		else if (st == S_ACCEPTED)
 			st = S_TCP; /* inherited, and not wanted: nobody hears of it */
+	} else if (st == S_ACTIVE && last && atomic_load(&s->b->procs) == 1 && atomic_load(&s->b->flags) & BF_SHUT_WR && lane_used(s)) {
+		reset = 1; /* bytes that nobody reads; behind our FIN the peer would take the close for no more than that */
 	}
 	if (st == S_ACCEPTED ? last && atomic_load(&s->b->procs) == 1
 			     : (st == S_OFFERED || st == S_CLC || st == S_FLUSH) && (last || s->fd == fd))

@@ -35,7 +35,7 @@ i64 now_ns(void)
 	if (likely(S->clock))
 		S->clock(CLOCK_MONOTONIC, &t);
 	else
-		sys(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
+		clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 

@@ -362,6 +362,12 @@ void sock_tcp_event(struct sock *s, u32 events)
 	if (state_of(s) != S_ACTIVE || s->fd < 0)
 		return;
 	long n = sys(SYS_recvfrom, s->fd, &c, 1, MSG_PEEK | MSG_DONTWAIT, 0, 0);
+	if (events & EPOLLERR && (n == 0 || n == -EAGAIN || n == -EINTR || n == -ENOTCONN)) { /* behind a FIN the kernel reads on to the end */
+		int e = 0;
+		socklen_t len = sizeof e;
+		if (sys(SYS_getsockopt, s->fd, SOL_SOCKET, SO_ERROR, &e, &len) == 0 && e)
+			n = -e;
+	}
 	if (n == 1) {
 		/* The peer's program wrote to the kernel's socket behind its library: its stream is broken. */
 		set = BF_BROKEN | BF_RESET | BF_GONE | BF_FIN;
@@ -379,13 +385,6 @@ void sock_tcp_event(struct sock *s, u32 events)
 	} else if (n != -EAGAIN && n != -EINTR && n != -ENOTCONN) {
 		set = BF_RESET | BF_GONE | BF_FIN;
 		err = (int)-n;
-	} else if (events & EPOLLERR) {
-		int e = 0;
-		socklen_t len = sizeof e;
-		if (sys(SYS_getsockopt, s->fd, SOL_SOCKET, SO_ERROR, &e, &len) == 0 && e) {
-			set = BF_RESET | BF_GONE | BF_FIN;
-			err = e;
-		}
 	}
 	if (!set)
 		return;

@@ -497,6 +497,8 @@ static void test_stranger(void)
 
 int main(void)
 {
+	static struct shim none; /* whoever looks at the clock before there is one */
+	smcr_shim = &none;
 	RUN(test_ring);
 	RUN(test_pool);
 	RUN(test_install);

@@ -42,7 +42,8 @@ func TestPrograms(t *testing.T) {
 		{"registrations may change in the middle of the connect", []string{"before", "racing"}, either("epoll-before-connect", "client-not-offering")},
 		{"descriptors can be duplicated and closed and used again", []string{"dup"}, bySMC(40)},
 		{"a client that was stopped while all its connections were accepted is answered at once", []string{"crowd"}, bySMC(2 * 64)},
-		{"threads that fork and close under each other get to the end", []string{"tangle", "1000", "30"}, either("left-early", "client-not-offering", "epoll-before-connect", "not-claimed", givenUp)},
+		// A stale number may be another's connecting socket by the time something is sent there: a byte before the first message of CLC.
+		{"threads that fork and close under each other get to the end", []string{"tangle", "1000", "30"}, either("left-early", "client-not-offering", "epoll-before-connect", "not-claimed", "protocol-error", givenUp)},
 		{"connections are shared with forked children", []string{"forks"}, bySMC(100)},
 		{"connections can be given away before their first use", []string{"handed"}, either("left-early", "no-registry", "not-claimed", "peer-not-offering", "peer-sent-plain", "client-not-offering")},
 		{"epoll reports what it must and nothing else", []string{"epoll"}, either("left-early")},

@@ -17,6 +17,7 @@ const (
 	listenersAt = 4096
 	offers      = 4096
 	stateAt     = listenersAt + 64*listeners
+	openAt      = 16 + 128 + 16 + 64 + 4*512 // how many offers are open; a server looks at them if it is not 0
 	ownAt       = stateAt + 8*offers
 	offerAt     = ownAt + 8*offers
 	tableSize   = offerAt + 64*offers
@@ -82,6 +83,7 @@ func (r *registry) offer(fd int, gid roce.GID) (slot, bool) {
 		*r.at(o + 24) = cookie
 		binary.NativeEndian.PutUint32(r.b[o+32:], uint32(os.Geteuid()))
 		binary.NativeEndian.PutUint32(r.b[o+36:], abi)
+		atomic.AddUint32((*uint32)(unsafe.Pointer(&r.b[openAt])), 1)
 		atomic.StoreUint64(s.state(), cookie<<2|offered)
 		return s, true
 	}

@@ -1407,11 +1407,12 @@ void reg_heirs(enum heir heir)
 		if (!s)
 			continue;
 		long fl = sys(SYS_fcntl, fd, F_GETFD);
-		int unused = fl >= 0 && atomic_load(&s->b->state) == S_ACCEPTED, inherits = heir == HEIR_CHOOSES || !(fl & FD_CLOEXEC);
+		int unused = fl >= 0 && atomic_load(&s->b->state) == S_ACCEPTED, inherits = !(fl & FD_CLOEXEC);
+		int agreed = (atomic_load(&s->b->flags) & BF_AGREED) != 0;
 		/* inetd's child: its parent, in whose file the block lies, has closed. Agreed: the peer would wait for the heir. */
-		if (unused && ((heir == HEIR_EXEC && atomic_load(&s->b->procs) == 1) || (inherits && (atomic_load(&s->b->flags) & BF_AGREED))))
+		if (unused && ((heir == HEIR_EXEC && atomic_load(&s->b->procs) == 1) || (inherits && agreed)))
 			sock_leave(s, R_LEFT_EARLY);
-		else if (unused && inherits)
+		else if (unused && !agreed && (inherits || heir == HEIR_CHOOSES))
 			reg_refuse((int)fd);
 		sock_put(s);
 	}

@@ -213,13 +213,13 @@ static int opted_out(int fd)
 }
 
 /* Before the SYN: is somebody of ours listening there, and may we? A slot of the registry, or -1 = plain, for that reason.
- * *marked: the SYN offers. *mine: no child of vfork. */
-static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, struct verdict *v, int *marked, int *mine)
+ * *marked: the SYN offers. */
+static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, struct verdict *v, int *marked)
 {
 	int r, no = 0;
 
 	if (S->mode == MODE_OFF || kind_of(fd) != FD_UNKNOWN || len < sizeof(struct sockaddr_in) ||
-	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || !(*mine = !borrowed()))
+	    (sa->sa_family != AF_INET && sa->sa_family != AF_INET6) || borrowed())
 		return -1;
 	if (!atomic_load_explicit(&S->rules, memory_order_relaxed) && !is_tcp(fd))
 		return -1; /* a name server is asked by UDP: no reason to read the rules */
@@ -272,13 +272,11 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 /* 1 = plain TCP is agreed; 0 = a server has claimed in this very moment and would take our bytes for CLC. */
 static int take_back(int fd, int slot, u64 cookie, u32 reason, int must)
 {
-	int ok = reg_withdraw(slot, cookie);
-
+	if (!reg_withdraw(slot, cookie))
+		return 0;
 	reg_done(slot, cookie);
-	plain(fd, reason, must || !ok);
-	if (!ok)
-		tcp_reset(fd);
-	return ok;
+	plain(fd, reason, must);
+	return 1;
 }
 
 static int take_over(struct sock *s, int fd)
@@ -324,14 +322,17 @@ static int offered(int fd, int slot, u64 cookie, int must)
 	if (diag_mirror(fd, &d) < 0)
 		d = (struct diag){0};
 	/* Claimed by now, it was ours: its program has been so quick that it has closed already. */
-	if (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV && reg_withdraw(slot, cookie)) {
-		reg_done(slot, cookie);
-		plain(fd, R_REMOTE, must);
+	if (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV && take_back(fd, slot, cookie, R_REMOTE, must))
 		return 0;
-	}
 	s = sock_new(fd, 0, S_OFFERED) ? sock_get(fd, 0) : 0; /* another thread may close it at any time */
-	if (!s)
-		return take_back(fd, slot, cookie, R_MEMORY, must) ? 0 : ECONNREFUSED;
+	if (!s) {
+		if (take_back(fd, slot, cookie, R_MEMORY, must))
+			return 0;
+		reg_done(slot, cookie);
+		plain(fd, R_MEMORY, 1);
+		tcp_reset(fd);
+		return ECONNREFUSED;
+	}
 	if (must)
 		atomic_fetch_or(&s->b->flags, BF_REQUIRE);
 	s->b->source = SOURCE_REGISTRY;
@@ -502,9 +503,9 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	}
 	if (unlikely(kind_of(fd) == FD_ASKED) && !borrowed() && hook_look(fd) == FD_ASKED)
 		return again(fd, sa, len);
-	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0, mine = 0;
+	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0;
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
-	int slot = good ? offer(fd, sa, len, &cookie, &v, &marked, &mine) : -1, must = v.use == USE_REQUIRE;
+	int slot = good ? offer(fd, sa, len, &cookie, &v, &marked) : -1, must = v.use == USE_REQUIRE;
 
 	errno = before;
 	int r = S->real->connect(fd, sa, len), e = errno;
@@ -530,7 +531,7 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		plain(fd, v.reason, must);
 	}
 	if (on && !noted)
-		early_over(fd, mine);
+		early_over(fd, slot >= 0 || v.reason); /* no child of vfork gets one */
 	if (must && fresh && on && good &&
 	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);

@@ -708,14 +708,12 @@ ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, u
 		if (r > 0) {
 			/* Look, hand the pipe what it has room for, and only then consume what it took. */
 			struct iovec w = {buf, (size_t)r};
-			struct pollfd p = {out, POLLOUT, 0};
-			struct timespec zero = {0, 0};
 			long n;
 			while ((n = sys(SYS_pwritev2, out, &w, 1, -1, -1, RWF_NOWAIT)) == -EAGAIN &&
-			       !(flags & SPLICE_F_NONBLOCK) && (n = S->real->poll(&p, 1, -1)) >= 0)
+			       !(flags & SPLICE_F_NONBLOCK) && (n = S->real->poll(&room, 1, -1)) >= 0)
 				;
 			if (n == -EOPNOTSUPP) /* an old kernel's pipes: as much as never blocks once there is room */
-				n = sys(SYS_ppoll, &p, 1, &zero, 0, 8) > 0 || !(flags & SPLICE_F_NONBLOCK)
+				n = sys(SYS_ppoll, &room, 1, &at_once, 0, 8) > 0 || !(flags & SPLICE_F_NONBLOCK)
 					    ? sys(SYS_write, out, buf, r < PIPE_BUF ? r : PIPE_BUF)
 					    : -EAGAIN;
 			else if (n == -1)

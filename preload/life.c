@@ -303,6 +303,15 @@ static void settle(void)
 		settle_all();
 }
 
+/* An image beside us may get what was accepted and nobody has used yet. */
+static void settle_beside(enum heir heir)
+{
+	if (!S->proc || !life_mine())
+		return;
+	settle_all();
+	reg_heirs(heir);
+}
+
 /* Before a fork: nothing half-negotiated goes over, and the child's holds are counted before it exists. */
 static int fork_begin(void)
 {
@@ -412,9 +421,7 @@ int h_forkpty(int *fd, char *name, const struct termios *t, const struct winsize
 void life_before_vfork(void)
 {
 	life_early();
-	settle();
-	if (S->proc && life_mine())
-		reg_heirs(HEIR_CHOOSES); /* what its child gives to the next image by dup2, nobody learns */
+	settle_beside(HEIR_CHOOSES); /* what its child gives to the next image by dup2, nobody learns */
 	life_watch_forks(); /* so that life_mine can tell the child from a forked one */
 }
 
@@ -474,14 +481,11 @@ static char **env_with(char **with, char *const *envp, struct held *h)
 		return call;                                          \
 	} while (0)
 
-
 /* Another image starts beside us. */
 static void spawning(enum heir heir)
 {
-	settle();
+	settle_beside(heir);
 	hook_exec();
-	if (S->proc && life_mine())
-		reg_heirs(heir);
 }
 
 int h_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *fa, const posix_spawnattr_t *a,

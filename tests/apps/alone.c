@@ -11,6 +11,8 @@
 #include <sys/syscall.h>
 #include <threads.h>
 
+static pthread_t main_thread;
+static pid_t main_tid;
 static int empty; /* the reading end of a pipe in which nothing ever comes */
 
 static void in_child(const char *name, void (*run)(void))
@@ -19,6 +21,7 @@ static void in_child(const char *name, void (*run)(void))
 	pid_t pid = must(fork());
 	if (!pid) {
 		alarm(20);
+		main_thread = pthread_self(), main_tid = gettid();
 		run();
 		_exit(0);
 	}
@@ -119,9 +122,6 @@ static void by_itself(void)
 	blocks();
 }
 
-static pthread_t main_thread;
-static pid_t main_tid;
-
 static void *canceller(void *unused)
 {
 	until_asleep(main_tid);
@@ -133,7 +133,6 @@ static int c11_canceller(void *unused) { return canceller(unused) != NULL; }
 
 static void by_thread(void)
 {
-	main_thread = pthread_self(), main_tid = gettid();
 	thread(canceller, NULL);
 	blocks();
 }
@@ -141,7 +140,6 @@ static void by_thread(void)
 static void by_c11_thread(void)
 {
 	thrd_t t;
-	main_thread = pthread_self(), main_tid = gettid();
 	check(thrd_create(&t, c11_canceller, NULL) == thrd_success);
 	blocks();
 }
@@ -151,7 +149,6 @@ static void by_hidden_thread(void)
 	pthread_t t;
 	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
 		(int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD), "pthread_create");
-	main_thread = pthread_self(), main_tid = gettid();
 	check(create && !create(&t, NULL, canceller, NULL));
 	blocks();
 }
@@ -162,7 +159,6 @@ static void by_timer(void)
 {
 	struct sigevent e = { .sigev_notify = SIGEV_THREAD, .sigev_notify_function = on_timer };
 	timer_t t;
-	main_thread = pthread_self(), main_tid = gettid();
 	must(timer_create(CLOCK_MONOTONIC, &e, &t));
 	must(timer_settime(t, 0, &(struct itimerspec){ .it_value.tv_nsec = 1000000 }, NULL));
 	blocks();

@@ -487,10 +487,56 @@ static int again(int fd, const struct sockaddr *sa, socklen_t len)
 	return r;
 }
 
+/* A connect that may offer. */
+struct attempt {
+	int fd, slot, marked, joins;
+	u64 cookie;
+};
+
+/* There is no connection, or nobody who would use it: cancelled. */
+static void give_up(void *p)
+{
+	struct attempt *a = p;
+
+	if (a->joins)
+		hook_joined(a->fd);
+	if (a->marked)
+		hook_withdraw(a->fd);
+	if (a->slot >= 0) {
+		reg_withdraw(a->slot, a->cookie);
+		reg_done(a->slot, a->cookie);
+	}
+}
+
+static __attribute__((noinline)) int try(struct attempt *a, const struct sockaddr *sa, socklen_t len)
+{
+	int r;
+
+	pthread_cleanup_push(give_up, a);
+	r = S->real->connect(a->fd, sa, len);
+	pthread_cleanup_pop(0);
+	return r;
+}
+
+/* Connected, or about to be. 0, or an errno. */
+static int goes_on(struct attempt *a, struct verdict *v, int connected)
+{
+	int must = v->use == USE_REQUIRE, bad = 0;
+
+	/* What was noted before the connect stays until it is decided. */
+	if ((a->marked && asked(a->fd, &a->slot, a->cookie, v)) || (a->slot < 0 && v->known && known(a->fd, connected, must)))
+		return 0;
+	if (a->slot >= 0)
+		bad = offered(a->fd, a->slot, a->cookie, must);
+	else if (v->reason)
+		plain(a->fd, v->reason, must);
+	if (!bad)
+		early_over(a->fd, a->slot >= 0 || v->reason); /* no child of vfork gets one */
+	return bad;
+}
+
 int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 {
-	u64 cookie = 0;
-
 	if (kind_of(fd) == FD_HIDDEN) {
 		errno = EBADF;
 		return -1;
@@ -503,37 +549,32 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 	}
 	if (unlikely(kind_of(fd) == FD_ASKED) && !borrowed() && hook_look(fd) == FD_ASKED)
 		return again(fd, sa, len);
-	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN, marked = 0;
+	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN;
+	struct attempt a = {.fd = fd, .slot = -1};
 	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
-	int slot = good ? offer(fd, sa, len, &cookie, &v, &marked) : -1, must = v.use == USE_REQUIRE;
 
+	if (good)
+		a.slot = offer(fd, sa, len, &a.cookie, &v, &a.marked);
+	a.joins = a.slot >= 0 || a.marked || v.known;
+	if (a.joins)
+		hook_join(fd);
 	errno = before;
-	int r = S->real->connect(fd, sa, len), e = errno;
+
+	int r = try(&a, sa, len), e = errno, bad = 0;
 	/* Interrupted, the kernel connects all the same. Refused meanwhile, there is no connection, and the program may try once more. */
 	int on = r == 0 || ((e == EINPROGRESS || e == EINTR) && !diag_closed(fd));
-	/* What was noted before the connect stays until it is decided. */
-	int noted = on && ((marked && asked(fd, &slot, cookie, &v)) || (slot < 0 && v.known && known(fd, r == 0, must)));
 
-	if (marked && !on)
-		hook_withdraw(fd);
-	if (slot >= 0 && !noted) {
-		if (on) {
-			int bad = offered(fd, slot, cookie, must);
-			if (bad) {
-				errno = bad;
-				return -1;
-			}
-		} else {
-			reg_withdraw(slot, cookie);
-			reg_done(slot, cookie);
-		}
-	} else if (v.reason && on && !noted) {
-		plain(fd, v.reason, must);
+	if (on)
+		bad = goes_on(&a, &v, r == 0);
+	else
+		give_up(&a);
+	if (on && a.joins)
+		hook_joined(fd);
+	if (bad) {
+		errno = bad;
+		return -1;
 	}
-	if (on && !noted)
-		early_over(fd, slot >= 0 || v.reason); /* no child of vfork gets one */
-	if (must && fresh && on && good &&
-	    (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
+	if (v.use == USE_REQUIRE && fresh && on && good && (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
 		return insist(fd);
 	errno = e;
 	return r;

@@ -302,9 +302,9 @@ static ssize_t finish(ssize_t r)
 }
 
 /* 0 and *r: what to answer, or PASS. */
-static struct sock *sock_of(int fd, int flags, ssize_t *r)
+static struct sock *sock_of(int fd, int flags, int limit, ssize_t *r)
 {
-	*r = unlikely(kind_of(fd) == FD_ASKED) ? hook_wait(fd, flags) : 0;
+	*r = unlikely(is_undecided(kind_of(fd))) ? hook_wait(fd, flags, limit) : 0;
 	if (unlikely(*r < 0))
 		return 0;
 	*r = PASS;
@@ -314,7 +314,7 @@ static struct sock *sock_of(int fd, int flags, ssize_t *r)
 static ssize_t take_fd(int fd, const struct iovec *iov, int n, int flags)
 {
 	ssize_t want = iov_total(iov, n, flags), r = want;
-	struct sock *s = want < 0 ? 0 : sock_of(fd, flags, &r);
+	struct sock *s = want < 0 ? 0 : sock_of(fd, flags, SO_RCVTIMEO, &r);
 
 	if (!s)
 		return r;
@@ -326,7 +326,7 @@ static ssize_t take_fd(int fd, const struct iovec *iov, int n, int flags)
 static ssize_t put_fd(int fd, const struct iovec *iov, int n, int flags)
 {
 	ssize_t want = iov_total(iov, n, flags), r = want;
-	struct sock *s = want < 0 ? 0 : sock_of(fd, flags, &r);
+	struct sock *s = want < 0 ? 0 : sock_of(fd, flags, SO_SNDTIMEO, &r);
 
 	if (!s)
 		return r;
@@ -653,7 +653,7 @@ static ssize_t pump_in(struct sock *s, int in, off_t *off, size_t count, int now
 ssize_t h_sendfile(int out, int in, off_t *off, size_t count)
 {
 	ssize_t r = PASS;
-	struct sock *s = pass(out) ? 0 : sock_of(out, 0, &r);
+	struct sock *s = pass(out) ? 0 : sock_of(out, 0, SO_SNDTIMEO, &r);
 
 	if (!s)
 		return r == PASS ? S->real->sendfile(out, in, off, count) : finish(r);
@@ -681,7 +681,7 @@ ssize_t h_splice(int in, off64_t *inoff, int out, off64_t *outoff, size_t len, u
 {
 	int now = flags & SPLICE_F_NONBLOCK ? MSG_DONTWAIT : 0;
 	ssize_t r = PASS, r2 = PASS;
-	struct sock *from = pass(in) ? 0 : sock_of(in, 0, &r), *to = pass(out) ? 0 : sock_of(out, now, &r2);
+	struct sock *from = pass(in) ? 0 : sock_of(in, 0, SO_RCVTIMEO, &r), *to = pass(out) ? 0 : sock_of(out, now, SO_SNDTIMEO, &r2);
 
 	if (r != PASS || r2 != PASS) {
 		r = r != PASS ? r : r2;

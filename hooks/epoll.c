@@ -1660,12 +1660,12 @@ int h_epoll_ctl(int epfd, int op, int fd, struct epoll_event *ev)
 
 	if (unlikely(kind == FD_HIDDEN || kind_of(epfd) == FD_HIDDEN))
 		return fail(EBADF);
-	struct sock *s = kind == FD_SOCK || kind == FD_ASKED ? sock_get(fd, 0) : 0;
+	struct sock *s = kind == FD_SOCK || is_undecided(kind) ? sock_get(fd, 0) : 0;
 	if (s) {
 		r = ctl_ours(epfd, op, fd, s, ev);
 		sock_put(s);
 	}
-	if (r == PASS && (kind == FD_UNKNOWN || kind_of(fd) == FD_ASKED) && (unsigned)fd < FD_MAX) {
+	if (r == PASS && (kind == FD_UNKNOWN || is_undecided(kind_of(fd))) && (unsigned)fd < FD_MAX) {
 		r = ctl_early(epfd, op, fd, ev);
 		if (r == PASS && unlikely(kind_of(fd) == FD_SOCK))
 			return h_epoll_ctl(epfd, op, fd, ev);

@@ -184,7 +184,7 @@ static void early_dup(int from, int to)
 {
 	if ((unsigned)from >= FD_MAX || (unsigned)to >= FD_MAX)
 		return;
-	int tcp = (kind_of(from) == FD_UNKNOWN || kind_of(from) == FD_ASKED) && (atomic_load(&S->fd_early[from]) & EARLY_TCP);
+	int tcp = (kind_of(from) == FD_UNKNOWN || is_undecided(kind_of(from))) && (atomic_load(&S->fd_early[from]) & EARLY_TCP);
 	if ((!tcp && !atomic_load(&S->fd_early[to])) || borrowed())
 		return;
 	atomic_store(&S->fd_early[to], tcp ? EARLY_TCP | EARLY_DUP | (atomic_load(&S->fd_early[from]) & EARLY_OUT) : 0);

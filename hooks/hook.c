@@ -130,8 +130,51 @@ static int look(int fd)
 	return FD_PLAIN;
 }
 
+/* ---- a thread is in connect ---- */
+
+#define JOIN_NS 1000000000ll
+
+void hook_join(int fd)
+{
+	fd_seen(fd);
+	atomic_store(&S->fd_sock[fd], my_tid());
+	atomic_store(&S->fd_kind[fd], FD_JOINING);
+}
+
+void hook_joined(int fd)
+{
+	u8 kind = FD_JOINING;
+
+	atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN);
+}
+
+/* A handler that interrupted connect cannot wait for it. */
+static int is_mine(int fd)
+{
+	return kind_of(fd) == FD_JOINING && atomic_load(&S->fd_sock[fd]) == my_tid();
+}
+
+/*
+ * Who connects may not have run since the kernel has connected, and the bytes of whoever is quicker, or comes for the peer's,
+ * would be taken for CLC, or be it. The other one is about to run, unless a handler has left connect by a jump.
+ */
+static void await_joined(int fd)
+{
+	i64 until = now_ns() + JOIN_NS;
+
+	while (kind_of(fd) == FD_JOINING && !is_mine(fd) && events_of(fd)) {
+		struct timespec t = {0, 20000};
+		if (now_ns() >= until)
+			hook_joined(fd);
+		else
+			sys(SYS_nanosleep, &t, 0);
+	}
+}
+
 int hook_look(int fd)
 {
+	if (unlikely(kind_of(fd) == FD_JOINING))
+		await_joined(fd);
 	u64 old = quiet(); /* a handler that uses the socket would meet it undecided */
 	int nested = lk_lock(&S->ask_lk), kind = kind_of(fd);
 
@@ -156,20 +199,27 @@ void hook_look_all(void)
 
 void hook_forked(void)
 {
-	for (u32 fd = 0, top = atomic_load(&S->fd_top); atomic_load(&S->asked) && fd < top && fd < FD_MAX; fd++)
+	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++)
 		if (kind_of((int)fd) == FD_ASKED)
 			atomic_fetch_or(&S->fd_early[fd], EARLY_THEIRS);
+		else
+			hook_joined((int)fd); /* the thread is the parent's */
 	atomic_store(&S->ask_lk.w, 0);
 }
 
-int hook_wait(int fd, int flags)
+int hook_wait(int fd, int flags, int limit)
 {
-	while (hook_look(fd) == FD_ASKED) {
+	i64 us = timeo_of(fd, limit), until = us ? now_ns() + us * 1000 : 0, left = 0;
+
+	while (is_undecided(hook_look(fd)) && !is_mine(fd)) {
 		struct pollfd p = {fd, POLLOUT, 0};
 		long fl = sys(SYS_fcntl, fd, F_GETFL);
 		if ((flags & MSG_DONTWAIT) || (fl & O_NONBLOCK))
 			return -EAGAIN;
-		if ((S->real->ppoll)(&p, 1, 0, 0) < 0)
+		if (until && (left = until - now_ns()) <= 0)
+			return -EAGAIN;
+		struct timespec t = {left / 1000000000, left % 1000000000};
+		if ((S->real->ppoll)(&p, 1, until ? &t : 0, 0) < 0)
 			return -errno;
 	}
 	return 0;

@@ -330,7 +330,7 @@ struct sock *sock_new(int fd, u32 role, u32 state)
 
 	if ((unsigned)fd >= FD_MAX || !ino || reg_ready() < 0)
 		return 0;
-	if (kind_of(fd) > FD_PLAIN)
+	if (kind_of(fd) > FD_PLAIN && !is_undecided(kind_of(fd))) /* that one is kept until it is FD_SOCK: it is for other threads to wait */
 		fd_closed(fd);
 	int nested = lk_lock(&S->map_lk);
 	u32 slab = 0;
@@ -387,7 +387,7 @@ struct sock *sock_get(int fd, int check)
 {
 	int kind = kind_of(fd);
 
-	if (unlikely(kind == FD_ASKED))
+	if (unlikely(is_undecided(kind)))
 		kind = hook_look(fd);
 	if (kind != FD_SOCK)
 		return 0;

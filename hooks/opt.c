@@ -95,7 +95,7 @@ static int opt_out(struct sock *s, const struct option *o)
 
 /* ---- options ---- */
 
-static i64 timeo_of(int fd, int name)
+i64 timeo_of(int fd, int name)
 {
 	struct timeval t = {0, 0};
 	socklen_t len = sizeof t;

@@ -93,7 +93,7 @@ static void begin(struct look *l)
 {
 	for (u32 i = 0; i < l->n; i++) {
 		int fd = l->u[i].fd, kind = kind_of(fd);
-		struct sock *s = kind == FD_SOCK || kind == FD_ASKED ? sock_get(fd, 0) : 0;
+		struct sock *s = kind == FD_SOCK || is_undecided(kind) ? sock_get(fd, 0) : 0;
 		l->k[i] = l->u[i];
 		if (s && sock_use(s)) {
 			l->own[l->nown++] = (struct mine){.s = s, .at = i};
@@ -105,7 +105,7 @@ static void begin(struct look *l)
 		if (kind == FD_HIDDEN)
 			l->k[i].fd = INT_MAX; /* what is not there */
 		l->nsets += kind == FD_EPOLL;
-		l->asked += kind == FD_ASKED && kind_of(fd) == FD_ASKED;
+		l->asked += is_undecided(kind) && is_undecided(kind_of(fd));
 		l->nkern += fd >= 0;
 	}
 }
@@ -118,8 +118,8 @@ static void look_asked(struct look *l)
 		if (l->k[i].fd < 0 || kind_of(l->u[i].fd) < FD_SOCK)
 			continue;
 		int kind = kind_of(l->u[i].fd);
-		struct sock *s = kind == FD_ASKED || kind == FD_SOCK ? sock_get(l->u[i].fd, 0) : 0;
-		l->asked += kind_of(l->u[i].fd) == FD_ASKED;
+		struct sock *s = kind == FD_SOCK || is_undecided(kind) ? sock_get(l->u[i].fd, 0) : 0;
+		l->asked += is_undecided(kind_of(l->u[i].fd));
 		if (s && sock_use(s)) {
 			l->own[l->nown++] = (struct mine){.s = s, .at = i};
 			l->k[i].fd = -1;

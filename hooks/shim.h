@@ -46,6 +46,7 @@ enum fd_kind {
 	FD_SOCK = 4,	/* a connection: fd_sock[fd] says which struct sock */
 	FD_EPOLL = 5,	/* an epoll set that has shadow entries (epoll.c) */
 	FD_ASKED = 6,	/* connecting; the SYN offered SMC-R, and whether the peer does shows with its SYN-ACK (hook.c) */
+	FD_JOINING = 7,	/* a thread is in connect, with an offer: that thread, fd_sock[fd], will say what it is */
 };
 #define FD_MAX (1 << 20) /* fds beyond are never ours */
 #define SOCK_MAX 65536	 /* connections of ours in one process; index 0 is unused */
@@ -515,6 +516,10 @@ static inline int pass(int fd)
 {
 	return kind_of(fd) <= FD_PLAIN;
 }
+static inline int is_undecided(int kind)
+{
+	return kind >= FD_ASKED;
+}
 
 /* ---- map.c: fds and sockets --------------------------------------------------------------------------- */
 
@@ -602,6 +607,7 @@ u32 sock_events(struct sock *s) HIDDEN; /* EPOLLIN|OUT|RDHUP|HUP|ERR|PRI that ho
 int sock_arm(struct sock *s, u32 bell, u32 want) HIDDEN; /* 1 = armed for these; 0 = use slices. Look again after. */
 /* On return the state is S_ACTIVE or S_TCP; bounded. Without `wait` also S_FLUSH, which the engine ends. */
 void sock_settle(struct sock *s, int wait) HIDDEN;
+i64 timeo_of(int fd, int name) HIDDEN; /* SO_RCVTIMEO or SO_SNDTIMEO in microseconds, 0 = none; opt.c */
 void sock_timeo(struct sock *s) HIDDEN; /* loads SO_RCVTIMEO and SO_SNDTIMEO into the block once; opt.c */
 void sock_leave(struct sock *s, u32 reason) HIDDEN; /* not established yet: give SMC-R up; ends in S_TCP, bounded */
 void sock_agreed(struct sock *s, u32 source) HIDDEN; /* right after sock_new */
@@ -678,12 +684,16 @@ int hook_verdict(int fd) HIDDEN;   /* enum smcr_verdict of kernel/smcr.h: did bo
 /* The first process that asks negotiates on this socket: 0; another image or child does or did: -EBUSY. */
 int hook_take(int fd) HIDDEN;
 void hook_decided(int fd, u32 state) HIDDEN; /* who took it: S_ACTIVE or S_TCP is what became of it, for images to come */
-/* FD_ASKED: what it is by now: FD_ASKED still, FD_SOCK or FD_PLAIN. */
+/* Around a connect that offers: until the second, other threads do not use the connection behind our back. */
+void hook_join(int fd) HIDDEN;
+void hook_joined(int fd) HIDDEN; /* if nothing has been decided, it is FD_UNKNOWN */
+/* FD_ASKED: what it is by now: FD_ASKED still, FD_SOCK or FD_PLAIN. FD_JOINING: the same, or FD_JOINING as long as the kernel connects. */
 int hook_look(int fd) HIDDEN;
 void hook_look_all(void) HIDDEN;
 void hook_forked(void) HIDDEN;
-/* For a call that moves bytes: waits as the socket does. 0 = it is no longer FD_ASKED; -EAGAIN, -EINTR. flags: MSG_DONTWAIT. */
-int hook_wait(int fd, int flags) HIDDEN;
+/* For a call that moves bytes: waits as the socket does. 0 = it is decided; -EAGAIN, -EINTR. flags: MSG_DONTWAIT; limit:
+ * SO_RCVTIMEO or SO_SNDTIMEO. */
+int hook_wait(int fd, int flags, int limit) HIDDEN;
 /* Agreed, and we cannot: says so to the peer, as server once its Proposal is off the stream, bounded; or resets. For
  * sockets that no engine knows. */
 void hook_decline(int fd, int client, u32 reason) HIDDEN;

@@ -43,6 +43,12 @@ void fd_seen(int fd) { (void)fd; }
 void hook_decline(int fd, int client, u32 reason) { (void)fd, declined_for = client ? reason : 0; }
 int hook_offer(int fd) { return (void)fd, marked = hook, hook ? 0 : -ENOPROTOOPT; }
 int hook_take(int fd) { return (void)fd, 0; }
+void hook_join(int fd) { atomic_store(&S->fd_kind[fd], FD_JOINING); }
+void hook_joined(int fd)
+{
+	if (kind_of(fd) == FD_JOINING)
+		atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
+}
 void hook_withdraw(int fd) { (void)fd, marked = 0; }
 int hook_verdict(int fd) { return (void)fd, verdict; }
 int lane_wait(struct sock *s, int dir, i64 until) { return (void)s, (void)dir, (void)until, 0; }
@@ -77,10 +83,11 @@ void sock_put(struct sock *s) { (void)s; }
 int sock_use(struct sock *s) { return (void)s, 1; }
 void tcp_reset(int fd) { (void)fd, reset++; }
 
-static int answer;
+static int answer, within;
 static int kernel_connect(int fd, const struct sockaddr *sa, socklen_t len)
 {
-	(void)fd, (void)sa, (void)len;
+	(void)sa, (void)len;
+	within = kind_of(fd);
 	errno = answer;
 	return answer ? -1 : 0;
 }
@@ -99,6 +106,7 @@ static void answers(void)
 		answer = how[i].error;
 		errno = 0;
 		CHECK(h_connect(fd, (void *)&to, sizeof to) == (answer ? -1 : 0) && errno == answer);
+		CHECK(within == FD_JOINING && kind_of(fd) == (made ? FD_SOCK : FD_UNKNOWN), "errno %d: %d, then %d", answer, within, kind_of(fd));
 		CHECK(marked == (hook && how[i].goes_on), "errno %d: marked %d", answer, marked);
 		CHECK(made == how[i].goes_on && posted == made && withdrawn == (hook || !made) && !reset, "errno %d: %d %d", answer, made, withdrawn);
 		atomic_store(&S->fd_kind[fd], FD_UNKNOWN);

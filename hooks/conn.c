@@ -97,7 +97,8 @@ int h_listen(int fd, int backlog)
 /* must: SMC-R is required, so the connection ends here. */
 static void plain(int fd, u32 reason, int must)
 {
-	set_kind(fd, FD_PLAIN);
+	if ((unsigned)fd < FD_MAX)
+		hook_numbers(fd, 1u << FD_UNKNOWN | 1u << FD_ASKED | 1u << FD_JOINING, FD_PLAIN, 0);
 	count_tcp(reason, must);
 }
 
@@ -302,7 +303,7 @@ static int catch_up(struct sock *s, int fd)
 	for (int other = 0; other < top && other < FD_MAX; other++) {
 		struct stat st;
 		if (other == fd || !(atomic_load_explicit(&S->fd_early[other], memory_order_relaxed) & EARLY_DUP) ||
-		    (kind_of(other) != FD_UNKNOWN && kind_of(other) != FD_ASKED) || sys(SYS_fstat, other, &st) < 0 || !S_ISSOCK(st.st_mode) || st.st_ino != s->ino)
+		    (kind_of(other) != FD_UNKNOWN && !is_undecided(kind_of(other))) || sys(SYS_fstat, other, &st) < 0 || !S_ISSOCK(st.st_mode) || st.st_ino != s->ino)
 			continue;
 		fd_dup(fd, other);
 		r |= take_over(s, other);
@@ -383,7 +384,7 @@ int conn_agreed(int fd, u32 source, int must)
 static void later(int fd)
 {
 	fd_seen(fd);
-	set_kind(fd, FD_ASKED);
+	hook_numbers(fd, 1u << FD_UNKNOWN | 1u << FD_JOINING, FD_ASKED, 0);
 	atomic_store(&S->asked, 1);
 }
 
@@ -479,9 +480,10 @@ static int again(int fd, const struct sockaddr *sa, socklen_t len)
 
 	if (r < 0 && (e == EALREADY || e == EINPROGRESS || e == EINTR))
 		return r;
-	if (r == 0 && sa->sa_family == AF_UNSPEC)
-		set_kind(fd, FD_UNKNOWN);
-	else
+	if (r == 0 && sa->sa_family == AF_UNSPEC) {
+		conn_left(fd);
+		hook_numbers(fd, 1u << FD_ASKED | 1u << FD_JOINING, FD_UNKNOWN, 0);
+	} else
 		hook_look(fd); /* connected, failed, or, if only the arguments were bad, still on its way */
 	errno = e;
 	return r;
@@ -490,29 +492,39 @@ static int again(int fd, const struct sockaddr *sa, socklen_t len)
 /* A connect that may offer. */
 struct attempt {
 	int fd, slot, marked, joins;
-	u64 cookie;
+	u64 cookie, ino;
 };
 
-/* There is no connection, or nobody who would use it: cancelled. */
-static void give_up(void *p)
+static void take_slot(int slot, u64 cookie)
 {
-	struct attempt *a = p;
+	if (slot < 0)
+		return;
+	reg_withdraw(slot, cookie);
+	reg_done(slot, cookie);
+}
 
-	if (a->joins)
-		hook_joined(a->fd);
+/* There is no connection. */
+static void give_up(const struct attempt *a)
+{
 	if (a->marked)
 		hook_withdraw(a->fd);
-	if (a->slot >= 0) {
-		reg_withdraw(a->slot, a->cookie);
-		reg_done(a->slot, a->cookie);
-	}
+	take_slot(a->slot, a->cookie);
+}
+
+/* Cancelled: the kernel connects all the same. */
+static void cancelled(void *p)
+{
+	const struct attempt *a = p;
+
+	if (a->joins)
+		hook_orphan(a->fd, a->ino);
 }
 
 static __attribute__((noinline)) int try(struct attempt *a, const struct sockaddr *sa, socklen_t len)
 {
 	int r;
 
-	pthread_cleanup_push(give_up, a);
+	pthread_cleanup_push(cancelled, a);
 	r = S->real->connect(a->fd, sa, len);
 	pthread_cleanup_pop(0);
 	return r;
@@ -535,6 +547,34 @@ static int goes_on(struct attempt *a, struct verdict *v, int connected)
 	return bad;
 }
 
+void conn_left(int fd)
+{
+	u64 cookie;
+	int slot = reg_offered(fd, &cookie);
+
+	take_slot(slot, cookie);
+}
+
+void conn_joined(int fd)
+{
+	struct attempt a = {.fd = fd, .marked = 1};
+	struct verdict v = {.use = S->mode == MODE_REQUIRE ? USE_REQUIRE : USE_SMC};
+	struct sockaddr_storage to;
+	socklen_t len = sizeof to;
+
+	a.slot = reg_offered(fd, &a.cookie);
+	if (sys(SYS_getpeername, fd, &to, &len) < 0) { /* failed, or the kernel has not begun */
+		give_up(&a);
+	} else {
+		rules_connect((const struct sockaddr *)&to, len, &v);
+		a.marked = hook_verdict(fd) != SMCR_UNKNOWN;
+		goes_on(&a, &v, 1);
+		if (v.use == USE_REQUIRE && kind_of(fd) != FD_SOCK)
+			tcp_reset(fd);
+	}
+	hook_joined(fd);
+}
+
 int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 {
 	if (kind_of(fd) == FD_HIDDEN) {
@@ -547,7 +587,7 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		if (s)
 			return disconnect(s, fd, sa, len);
 	}
-	if (unlikely(kind_of(fd) == FD_ASKED) && !borrowed() && hook_look(fd) == FD_ASKED)
+	if (unlikely(is_undecided(kind_of(fd))) && !borrowed() && is_undecided(hook_look(fd)))
 		return again(fd, sa, len);
 	int before = errno, fresh = kind_of(fd) == FD_UNKNOWN;
 	struct attempt a = {.fd = fd, .slot = -1};
@@ -557,25 +597,31 @@ int h_connect(int fd, const struct sockaddr *sa, socklen_t len)
 		a.slot = offer(fd, sa, len, &a.cookie, &v, &a.marked);
 	a.joins = a.slot >= 0 || a.marked || v.known;
 	if (a.joins)
-		hook_join(fd);
+		a.ino = hook_join(fd);
 	errno = before;
 
 	int r = try(&a, sa, len), e = errno, bad = 0;
+	u64 old = a.joins ? quiet() : 0; /* a handler that uses the socket would meet it undecided */
+	if (a.joins)
+		a.fd = hook_decides(fd, a.ino);
 	/* Interrupted, the kernel connects all the same. Refused meanwhile, there is no connection, and the program may try once more. */
-	int on = r == 0 || ((e == EINPROGRESS || e == EINTR) && !diag_closed(fd));
+	int on = a.fd >= 0 && (r == 0 || ((e == EINPROGRESS || e == EINTR) && !diag_closed(a.fd)));
 
 	if (on)
 		bad = goes_on(&a, &v, r == 0);
-	else
+	else if (a.fd >= 0)
 		give_up(&a);
-	if (on && a.joins)
-		hook_joined(fd);
+	if (a.joins) {
+		if (a.fd >= 0)
+			hook_joined(a.fd);
+		unquiet(old);
+	}
 	if (bad) {
 		errno = bad;
 		return -1;
 	}
-	if (v.use == USE_REQUIRE && fresh && on && good && (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(fd))
-		return insist(fd);
+	if (v.use == USE_REQUIRE && fresh && on && good && (sa->sa_family == AF_INET || sa->sa_family == AF_INET6) && is_tcp(a.fd))
+		return insist(a.fd);
 	errno = e;
 	return r;
 }

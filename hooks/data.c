@@ -469,7 +469,7 @@ static void hand_over(const struct msghdr *m)
 			memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
 			if (kind_of(fd) == FD_LISTENER) /* whoever gets it may be a plain program; ours offers at its first accept */
 				hook_withdraw(fd);
-			if (kind_of(fd) == FD_ASKED && life_mine())
+			if (is_undecided(kind_of(fd)) && life_mine())
 				hook_give(fd, 0);
 			struct sock *s = kind_of(fd) == FD_SOCK && life_mine() ? sock_get(fd, 1) : 0;
 			if (!s)

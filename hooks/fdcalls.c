@@ -95,6 +95,8 @@ static u32 let_go(int fd)
 	u32 listener = 0;
 
 	int reset = decide(fd);
+	if (unlikely(kind_of(fd) == FD_JOINING))
+		hook_left(fd);
 	if (unlikely(atomic_load(&S->fd_early[fd]))) /* connecting, or decided now: no longer noted for the number */
 		early_gone(fd);
 	struct sock *s = fd_forget(fd, &listener);

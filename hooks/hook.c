@@ -133,42 +133,109 @@ static int look(int fd)
 /* ---- a thread is in connect ---- */
 
 #define JOIN_NS 1000000000ll
+#define DECIDES (1u << 31) /* in fd_sock: that thread's connect has ended, and it says what came of it */
 
-void hook_join(int fd)
+void hook_numbers(int fd, u32 was, u8 kind, u32 who)
+{
+	u64 ino = (atomic_load(&S->fd_early[fd]) & EARLY_DUP) ? fd_inode(fd) : 0;
+
+	for (int n = ino ? 0 : fd, end = ino ? (int)atomic_load(&S->fd_top) : fd + 1; n < end && n < FD_MAX; n++) {
+		u8 k = (u8)kind_of(n);
+		if (!(was >> k & 1) || (n != fd && (!(atomic_load(&S->fd_early[n]) & EARLY_DUP) || fd_inode(n) != ino)))
+			continue;
+		if (kind == FD_JOINING)
+			atomic_store(&S->fd_sock[n], who);
+		atomic_compare_exchange_strong(&S->fd_kind[n], &k, kind);
+	}
+}
+
+u64 hook_join(int fd)
 {
 	fd_seen(fd);
-	atomic_store(&S->fd_sock[fd], my_tid());
-	atomic_store(&S->fd_kind[fd], FD_JOINING);
+	hook_numbers(fd, 1u << FD_UNKNOWN, FD_JOINING, my_tid());
+	return fd_inode(fd);
 }
 
 void hook_joined(int fd)
 {
-	u8 kind = FD_JOINING;
-
-	atomic_compare_exchange_strong(&S->fd_kind[fd], &kind, FD_UNKNOWN);
+	hook_numbers(fd, 1u << FD_JOINING, FD_UNKNOWN, 0);
 }
 
-/* A handler that interrupted connect cannot wait for it. */
-static int is_mine(int fd)
+static int joins(int fd, u32 who)
 {
-	return kind_of(fd) == FD_JOINING && atomic_load(&S->fd_sock[fd]) == my_tid();
+	return kind_of(fd) == FD_JOINING && atomic_load(&S->fd_sock[fd]) == who;
+}
+
+/* 1 = nobody else had taken it. */
+static int take_join(int fd, u32 from, u32 to)
+{
+	int nested = lk_lock(&S->ask_lk), mine = joins(fd, from);
+
+	if (mine)
+		hook_numbers(fd, 1u << FD_JOINING, FD_JOINING, to);
+	lk_unlock(&S->ask_lk, nested);
+	return mine;
+}
+
+/* The number that connect was called with may be another socket's by now. */
+static int take_mine(int fd, u64 ino, u32 to)
+{
+	u32 tid = my_tid();
+
+	if (take_join(fd, tid, to))
+		return fd;
+	for (int n = 0, top = (int)atomic_load(&S->fd_top); n < top && n < FD_MAX; n++)
+		if (joins(n, tid) && fd_inode(n) == ino && take_join(n, tid, to))
+			return n;
+	return -1;
+}
+
+int hook_decides(int fd, u64 ino)
+{
+	return take_mine(fd, ino, my_tid() | DECIDES);
+}
+
+void hook_orphan(int fd, u64 ino)
+{
+	u64 old = quiet();
+
+	take_mine(fd, ino, 0);
+	unquiet(old);
 }
 
 /*
  * Who connects may not have run since the kernel has connected, and the bytes of whoever is quicker, or comes for the peer's,
- * would be taken for CLC, or be it. The other one is about to run, unless a handler has left connect by a jump.
+ * would be taken for CLC, or be it. A handler that interrupted connect cannot wait for it, and one that was cancelled, or left by
+ * a jump, does not come back: then it is decided here.
  */
 static void await_joined(int fd)
 {
 	i64 until = now_ns() + JOIN_NS;
 
-	while (kind_of(fd) == FD_JOINING && !is_mine(fd) && events_of(fd)) {
+	while (kind_of(fd) == FD_JOINING && !borrowed()) {
 		struct timespec t = {0, 20000};
-		if (now_ns() >= until)
-			hook_joined(fd);
-		else
+		u32 who = atomic_load(&S->fd_sock[fd]), me = my_tid();
+		if (who & DECIDES ? now_ns() >= until : !events_of(fd))
+			return;
+		if (!(who & DECIDES) && (!who || who == me || now_ns() >= until)) {
+			u64 old = quiet();
+			if (take_join(fd, who, me | DECIDES))
+				conn_joined(fd);
+			unquiet(old);
+		} else {
 			sys(SYS_nanosleep, &t, 0);
+		}
 	}
+}
+
+void hook_left(int fd)
+{
+	u64 ino = (atomic_load(&S->fd_early[fd]) & EARLY_DUP) ? fd_inode(fd) : 0;
+
+	for (int n = 0, top = (int)atomic_load(&S->fd_top); ino && n < top && n < FD_MAX; n++)
+		if (n != fd && kind_of(n) == FD_JOINING && fd_inode(n) == ino)
+			return;
+	conn_left(fd);
 }
 
 int hook_look(int fd)
@@ -202,8 +269,8 @@ void hook_forked(void)
 	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++)
 		if (kind_of((int)fd) == FD_ASKED)
 			atomic_fetch_or(&S->fd_early[fd], EARLY_THEIRS);
-		else
-			hook_joined((int)fd); /* the thread is the parent's */
+		else if (kind_of((int)fd) == FD_JOINING)
+			atomic_store(&S->fd_kind[fd], FD_UNKNOWN); /* the thread is the parent's */
 	atomic_store(&S->ask_lk.w, 0);
 }
 
@@ -211,7 +278,7 @@ int hook_wait(int fd, int flags, int limit)
 {
 	i64 us = timeo_of(fd, limit), until = us ? now_ns() + us * 1000 : 0, left = 0;
 
-	while (is_undecided(hook_look(fd)) && !is_mine(fd)) {
+	while (is_undecided(hook_look(fd))) {
 		struct pollfd p = {fd, POLLOUT, 0};
 		long fl = sys(SYS_fcntl, fd, F_GETFL);
 		if ((flags & MSG_DONTWAIT) || (fl & O_NONBLOCK))
@@ -313,6 +380,10 @@ void hook_give(int fd, i64 until)
 
 	if (!until)
 		until = now_ns() + GIVE_NS;
+	if (is_undecided(hook_look(fd)) && kind_of(fd) == FD_JOINING) {
+		conn_left(fd); /* nobody can have claimed it yet */
+		hook_numbers(fd, 1u << FD_JOINING, atomic_load(&S->hook) == HOOK_THERE ? FD_ASKED : FD_PLAIN, 0);
+	}
 	while (kind_of(fd) == FD_ASKED && hook_verdict(fd) == SMCR_UNKNOWN && !events_of(fd) && (left = until - now_ns()) > 0) {
 		struct pollfd p = {fd, POLLOUT, 0};
 		struct timespec t = {0, left};
@@ -331,7 +402,7 @@ void hook_leave(void)
 	i64 until = now_ns() + GIVE_NS;
 
 	for (u32 fd = 0, top = atomic_load(&S->fd_top); fd < top && fd < FD_MAX; fd++) {
-		int ours = kind_of((int)fd) == FD_ASKED && !(atomic_load(&S->fd_early[fd]) & EARLY_THEIRS);
+		int ours = is_undecided(kind_of((int)fd)) && !(atomic_load(&S->fd_early[fd]) & EARLY_THEIRS);
 		long fl = ours ? sys(SYS_fcntl, fd, F_GETFD) : -1;
 		if (fl >= 0 && !(fl & FD_CLOEXEC))
 			hook_give((int)fd, until);

@@ -39,8 +39,7 @@ static u32 top_now(void)
 	return top < FD_MAX ? top : FD_MAX;
 }
 
-/* The number as the registry of kinds may hold it, or 0. */
-static u64 inode_of(int fd)
+u64 fd_inode(int fd)
 {
 	struct stat st;
 
@@ -326,7 +325,7 @@ static void arms_reset(struct sock *s)
 
 struct sock *sock_new(int fd, u32 role, u32 state)
 {
-	u64 ino = inode_of(fd);
+	u64 ino = fd_inode(fd);
 
 	if ((unsigned)fd >= FD_MAX || !ino || reg_ready() < 0)
 		return 0;
@@ -401,7 +400,7 @@ struct sock *sock_get(int fd, int check)
 		sock_put(s);
 		return 0;
 	}
-	if (check && unlikely(inode_of(fd) != s->ino)) {
+	if (check && unlikely(fd_inode(fd) != s->ino)) {
 		if (forget(fd, 0, s))
 			sock_put(s);
 		sock_put(s);
@@ -575,7 +574,7 @@ static struct sock *forget(int fd, u32 *listener, const struct sock *want)
 		atomic_fetch_sub(&s->refs, 1); /* not the last one: ours is left */
 		if (last) {
 			to = -1;
-			if ((calls_of(s) > 1 || stays(s)) && inode_of(fd) == s->ino) {
+			if ((calls_of(s) > 1 || stays(s)) && fd_inode(fd) == s->ino) {
 				/* Somebody sleeps in a call on it: as in the kernel, the socket lives until that ends. */
 				to = dup_high(fd);
 				atomic_store(&s->late, to >= 0);
@@ -618,9 +617,10 @@ int fd_dup(int from, int to)
 {
 	if ((unsigned)to >= FD_MAX || (unsigned)from >= FD_MAX || from == to)
 		return 0;
-	if (kind_of(to) != FD_UNKNOWN)
+	u8 kind = (u8)kind_of(from), none = FD_UNKNOWN;
+	if (kind_of(to) != FD_UNKNOWN && !(kind == FD_SOCK && is_undecided(kind_of(to)))) /* see sock_new */
 		fd_closed(to);
-	switch (kind_of(from)) {
+	switch (kind) {
 	case FD_SOCK: {
 		struct sock *s = sock_get(from, 0);
 		if (!s)
@@ -643,9 +643,14 @@ int fd_dup(int from, int to)
 		kind_set(to, FD_LISTENER);
 		return 0;
 	case FD_ASKED:
+	case FD_JOINING:
 		fd_seen(to);
-		kind_set(to, FD_ASKED);
-		return 0;
+		atomic_store(&S->fd_sock[to], atomic_load(&S->fd_sock[from]));
+		atomic_compare_exchange_strong(&S->fd_kind[to], &none, kind);
+		if (kind_of(from) == kind)
+			return 0;
+		atomic_compare_exchange_strong(&S->fd_kind[to], &kind, FD_UNKNOWN); /* decided meanwhile: perhaps for the numbers that it had before */
+		return fd_dup(from, to);
 	default: {
 		int r = epoll_set_dup(from, to); /* also what is no set of ours yet may become one under either number */
 		if (kind_of(to) > FD_PLAIN)

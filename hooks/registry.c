@@ -1240,6 +1240,19 @@ int reg_find(u64 cookie)
 	return -1;
 }
 
+int reg_offered(int fd, u64 *cookie)
+{
+	struct registry *r = reg_use();
+
+	*cookie = sockopt_u64(fd, SO_COOKIE);
+	for (u32 i = 0; r && i < PLACES; i++) {
+		u32 n = place_at(*cookie, i);
+		if (reg_state((int)n, *cookie) != REG_FREE && atomic_load(&r->t->own[n]) == own_of(r))
+			return (int)n;
+	}
+	return -1;
+}
+
 int reg_begin(int slot, const u8 peer[16])
 {
 	struct table *t = offers(slot);

@@ -534,6 +534,7 @@ void sock_unpin(struct sock *s) HIDDEN;
 struct sock *sock_new(int fd, u32 role, u32 state) HIDDEN; /* block + sock + map byte; 0 = no memory */
 u32 sock_idx(const struct sock *s) HIDDEN;
 void fd_closed(int fd) HIDDEN;			/* the number is gone or about to be: drop what we know */
+u64 fd_inode(int fd) HIDDEN;			/* of the socket, 0 = it is none */
 void fd_seen(int fd) HIDDEN;			/* fd_top is above it from now on */
 int fd_dup(int from, int to) HIDDEN;		/* `to` now names the same description as `from` */
 int fd_hide(int fd) HIDDEN;			/* moves one of our own fds high, CLOEXEC, marks it; returns the new number */
@@ -684,9 +685,18 @@ int hook_verdict(int fd) HIDDEN;   /* enum smcr_verdict of kernel/smcr.h: did bo
 /* The first process that asks negotiates on this socket: 0; another image or child does or did: -EBUSY. */
 int hook_take(int fd) HIDDEN;
 void hook_decided(int fd, u32 state) HIDDEN; /* who took it: S_ACTIVE or S_TCP is what became of it, for images to come */
-/* Around a connect that offers: until the second, other threads do not use the connection behind our back. */
-void hook_join(int fd) HIDDEN;
-void hook_joined(int fd) HIDDEN; /* if nothing has been decided, it is FD_UNKNOWN */
+/*
+ * Around a connect that offers: until it is decided, other threads do not use the connection behind our back. The inode of the
+ * socket; then, by whoever is quiet(), the number that it has by now, which is for the caller to decide, or -1: others have, or
+ * nobody has it any more. Last: what has not been decided is FD_UNKNOWN.
+ */
+u64 hook_join(int fd) HIDDEN;
+int hook_decides(int fd, u64 ino) HIDDEN;
+void hook_joined(int fd) HIDDEN;
+void hook_orphan(int fd, u64 ino) HIDDEN; /* connect does not come back: whoever uses the socket next decides */
+void hook_left(int fd) HIDDEN;		  /* the number ends; FD_JOINING */
+/* What is one of these kinds (bits), fd and as far as they are noted (EARLY_DUP) other numbers of its socket; who: for FD_JOINING. */
+void hook_numbers(int fd, u32 was, u8 kind, u32 who) HIDDEN;
 /* FD_ASKED: what it is by now: FD_ASKED still, FD_SOCK or FD_PLAIN. FD_JOINING: the same, or FD_JOINING as long as the kernel connects. */
 int hook_look(int fd) HIDDEN;
 void hook_look_all(void) HIDDEN;
@@ -703,6 +713,8 @@ void hook_leave(void) HIDDEN; /* before exec: those that the next image inherits
 void hook_exec(void) HIDDEN; /* before exec and spawn: listeners that the next image inherits shall not offer */
 /* conn.c: FD_ASKED is connected and both offer; 0 = plain by now. */
 int conn_agreed(int fd, u32 source, int must) HIDDEN;
+void conn_left(int fd) HIDDEN;	/* FD_JOINING: what the registry has of it is taken back */
+void conn_joined(int fd) HIDDEN; /* FD_JOINING, ours to decide (hook_decides), if connect does not come back to do so */
 
 /* ---- registry.c: the host registry and sock_diag ------------------------------------------------------------------ */
 
@@ -720,6 +732,7 @@ int reg_shunned(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = who lis
 void reg_shun(const struct block *b) HIDDEN;			  /* the peer of b is such a one, for ten minutes */
 int reg_offer(int fd, u64 *cookie) HIDDEN; /* slot >= 0, or -reason */
 int reg_quiet(void) HIDDEN;		   /* 1 = nobody at all offers */
+int reg_offered(int fd, u64 *cookie) HIDDEN; /* slot of this process's offer for that socket, or -1 */
 int reg_find(u64 cookie) HIDDEN;	   /* slot with that cookie in REG_OFFERED, or -1 */
 int reg_claim(int slot, u64 cookie) HIDDEN; /* 1 = ours now; the client's engine name is then read by the engine */
 /* Server: counts a handshake, until reg_over, with the process that made that offer or (slot -1) the host at that address. A number, or

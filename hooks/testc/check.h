@@ -15,6 +15,7 @@ int hook_look(int fd) { return kind_of(fd); }
 void hook_withdraw(int fd) { (void)fd; }
 void hook_give(int fd, i64 until) { (void)fd, (void)until; }
 #endif
+void hook_left(int fd) { (void)fd; }
 void hook_look_all(void) { atomic_store(&S->asked, 0); }
 
 #define CHECK(cond, ...)                                                                   \

@@ -43,12 +43,18 @@ void fd_seen(int fd) { (void)fd; }
 void hook_decline(int fd, int client, u32 reason) { (void)fd, declined_for = client ? reason : 0; }
 int hook_offer(int fd) { return (void)fd, marked = hook, hook ? 0 : -ENOPROTOOPT; }
 int hook_take(int fd) { return (void)fd, 0; }
-void hook_join(int fd) { atomic_store(&S->fd_kind[fd], FD_JOINING); }
-void hook_joined(int fd)
+void hook_numbers(int fd, u32 was, u8 kind, u32 who)
 {
-	if (kind_of(fd) == FD_JOINING)
-		atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
+	(void)who;
+	if (was >> kind_of(fd) & 1)
+		atomic_store(&S->fd_kind[fd], kind);
 }
+u64 hook_join(int fd) { return atomic_store(&S->fd_kind[fd], FD_JOINING), 7; }
+int hook_decides(int fd, u64 ino) { return ino == 7 && kind_of(fd) == FD_JOINING ? fd : -1; }
+void hook_joined(int fd) { hook_numbers(fd, 1u << FD_JOINING, FD_UNKNOWN, 0); }
+void hook_orphan(int fd, u64 ino) { (void)fd, (void)ino; }
+u64 fd_inode(int fd) { return (void)fd, 0; }
+int reg_offered(int fd, u64 *cookie) { return (void)fd, (void)cookie, -1; }
 void hook_withdraw(int fd) { (void)fd, marked = 0; }
 int hook_verdict(int fd) { return (void)fd, verdict; }
 int lane_wait(struct sock *s, int dir, i64 until) { return (void)s, (void)dir, (void)until, 0; }

@@ -260,12 +260,17 @@ func (c *conn) agreedClient() {
 		c.declineFirst(C.R_LEFT_EARLY)
 	case c.full > 0:
 		c.declineFirst(C.R_STAGING_FULL)
-	case c.unaccepted():
-		c.phase = phaseWaiting
-		c.setDeadline(c.l.now + engine.Instant(time.Millisecond)<<min(c.looked, 5))
-		c.looked++
 	default:
-		c.agreed(func() *engine.Conn { return c.l.eng.Client(c, c.lan(), c.l.now) })
+		switch d, here := c.mirror(); {
+		case here && unaccepted(d):
+			c.phase = phaseWaiting
+			c.setDeadline(c.l.now + engine.Instant(time.Millisecond)<<min(c.looked, 5))
+			c.looked++
+		case here && d.inode == 0:
+			c.fallback(C.R_PROTOCOL, 0) // its program has ended, and a FIN is all that it has sent: TCP itself shows it
+		default:
+			c.agreed(func() *engine.Conn { return c.l.eng.Client(c, c.lan(), c.l.now) })
+		}
 	}
 }
 
@@ -274,10 +279,9 @@ func (c *conn) onThisHost() bool {
 	return here
 }
 
-// unaccepted reports whether the server is on this host and its program has not accepted the connection.
-func (c *conn) unaccepted() bool {
-	d, here := c.mirror()
-	return here && d.inode == 0
+// unaccepted reports whether the server's program has not accepted the connection. What it has closed is nobody's, too.
+func unaccepted(d C.struct_diag) bool {
+	return d.inode == 0 && (d.tcp_state == unix.BPF_TCP_ESTABLISHED || d.tcp_state == unix.BPF_TCP_SYN_RECV || d.tcp_state == unix.BPF_TCP_CLOSE_WAIT)
 }
 
 // declineFirst gives SMC-R up in place of the Proposal.
@@ -546,7 +550,7 @@ func (c *conn) timeout() {
 			c.look()
 		}
 	case phaseWaiting:
-		if c.full > 0 && !c.unaccepted() { // it just has
+		if d, here := c.mirror(); c.full > 0 && !(here && unaccepted(d)) { // it just has
 			c.full = 0
 		}
 		c.agreedClient()

@@ -395,11 +395,56 @@ static void sets(void)
 	close(set);
 }
 
+/* Z: and its last thread has ended. */
+static void until_it_is(pid_t pid, char state)
+{
+	char path[64], line[512], now = 0;
+	int threads = 0;
+	snprintf(path, sizeof path, "/proc/%d/stat", pid);
+	while (now != state || (state == 'Z' && threads != 1)) {
+		FILE *f = fopen(path, "re");
+		check(f && fgets(line, sizeof line, f));
+		fclose(f);
+		check(sscanf(strrchr(line, ')') + 2, "%c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %d", &now, &threads) == 2);
+	}
+}
+
+/* Accepted, and killed before the client sees it: there is nothing but a FIN. */
+static void abandoned(void)
+{
+	char c;
+	int l = listening(0, 0), p = port_of(l), go[2];
+	must(pipe(go));
+	pid_t self = getpid(), child = must(fork());
+	if (!child) {
+		check(read(go[0], &c, 1) == 1);
+		must(kill(self, SIGSTOP));
+		until_it_is(self, 'T');
+		accepted(l);
+		kill(getpid(), SIGKILL);
+	}
+	pid_t waker = must(fork());
+	if (!waker) {
+		until_it_is(child, 'Z');
+		must(kill(self, SIGCONT));
+		_exit(0);
+	}
+	close(l);
+	int s = connected(p);
+	struct timeval limit = { .tv_sec = 10 };
+	must(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+	check(write(go[1], "g", 1) == 1);
+	must(waitpid(waker, NULL, 0));
+	must(waitpid(child, NULL, 0));
+	say("abandoned: %s", got(recv(s, &c, 1, 0)));
+	close(s), close(go[0]), close(go[1]);
+}
+
 static const struct { const char *name; void (*run)(void); int left; } all[] = {
 #define S(x) { #x, x, 0 }
 #define L(x) { #x, x, 1 }
 	S(moved_before), S(moved_meanwhile), S(moved_and_used), S(second_waits), S(second_polls), S(cancelled), S(jumped), S(jumped_and_again),
-	S(jumped_and_other), S(handler), S(interrupted), S(forked), S(half_closed), S(unspecified), S(sets),
+	S(jumped_and_other), S(handler), S(interrupted), S(forked), S(half_closed), S(unspecified), S(sets), S(abandoned),
 	L(reused), L(replaced), L(file), L(inherited), L(passed),
 };
 

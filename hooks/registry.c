@@ -935,14 +935,12 @@ static void loopback_of_any(struct place *p)
 
 int reg_lookup(const struct sockaddr *sa, socklen_t len)
 {
-	int err = S->mode == MODE_OFF ? -R_OFF : reg_ready(), found = -R_NO_LISTENER;
-	struct registry *r = err ? 0 : reg_use();
+	struct registry *r = S->reg;
+	int found = -R_NO_LISTENER;
 	struct judge j = {0};
 	struct listener e;
 	struct place to;
 
-	if (!r)
-		return err ? err : -R_REGISTRY;
 	if (!sa || !place_of(sa, len, &to))
 		return -R_NO_LISTENER;
 	loopback_of_any(&to);

@@ -713,7 +713,7 @@ int reg_ready(void) HIDDEN; /* maps the tables, makes the process page; 0 or -er
 int reg_listen(int fd) HIDDEN;	  /* publishes a listening socket */
 void reg_unlisten(int fd) HIDDEN;
 int reg_is_listener(int fd) HIDDEN; /* inherited: is this socket's cookie published? */
-int reg_lookup(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 0 = a listener of ours is there, or -reason */
+int reg_lookup(const struct sockaddr *sa, socklen_t len) HIDDEN; /* after reg_ready; 0 = a listener of ours is there, or -reason */
 int reg_haste(const struct sockaddr *sa, socklen_t len) HIDDEN; /* after reg_ready; 1 = connections to there end too soon for a handshake */
 void reg_ended(const struct block *b, int paid) HIDDEN;	 /* one of ours has: was it worth a handshake? */
 int reg_shunned(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = who listens there answered the option, but not in CLC */

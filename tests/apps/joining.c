@@ -208,18 +208,25 @@ static void cancelled(void)
 }
 
 static sigjmp_buf out;
-static void jump(int sig) { siglongjmp(out, 1); }
+static void jump(int sig)
+{
+	struct tcp_info i;
+	socklen_t n = sizeof i;
+	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &i, &n) == 0 && i.tcpi_state == TCP_SYN_SENT)
+		siglongjmp(out, 1);
+}
 
 static void jump_out(void)
 {
-	struct itimerval soon = { .it_value.tv_usec = 100000 };
+	struct itimerval soon = { { 0, 20000 }, { 0, 20000 } }, never = { 0 };
 	open_slowly();
-	handle(SIGALRM, jump, 0);
+	handle(SIGALRM, jump, SA_RESTART);
 	if (!sigsetjmp(out, 1)) {
 		must(setitimer(ITIMER_REAL, &soon, NULL));
 		connect(fd, (void *)&to, sizeof to);
 		say("never here");
 	}
+	must(setitimer(ITIMER_REAL, &never, NULL));
 }
 
 static void jumped(void)

@@ -457,7 +457,7 @@ func (c *conn) Broken(err error) {
 	}
 	switch {
 	case c.ended && !c.isAgreed():
-		c.fallback(C.R_PROTOCOL, 0) // the peer is gone: TCP itself shows it to the program
+		c.fallback(C.R_LEFT_EARLY, 0) // the peer is gone, killed perhaps: TCP itself shows it to the program
 	default:
 		c.l.unwatch(c.fd())
 		C.sock_broken(c.s, C.R_PROTOCOL, C.int(unix.ECONNRESET))

@@ -35,7 +35,8 @@ static int sockopt_int(int fd, int level, int name)
 static int is_tcp(int fd)
 {
 	/* a raw socket may have TCP's number, too; another family may not */
-	return sockopt_int(fd, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP && sockopt_int(fd, SOL_SOCKET, SO_TYPE) == SOCK_STREAM;
+	return sockopt_int(fd, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP &&
+	       (((unsigned)fd < FD_MAX && (atomic_load(&S->fd_early[fd]) & EARLY_TCP)) || sockopt_int(fd, SOL_SOCKET, SO_TYPE) == SOCK_STREAM);
 }
 
 static void set_kind(int fd, int kind)

@@ -125,39 +125,49 @@ u64 cookie_of(const struct inet_diag_msg *m)
 	return m->id.idiag_cookie[0] | (u64)m->id.idiag_cookie[1] << 32;
 }
 
-/* One socket by its addresses. The kernel answers within send: nothing is waited for. Locked by the caller; a signal
- * handler of the same thread may ask in between and take our answer away, hence the tries. */
-int diag_one(struct registry *r, const struct inet_diag_req_v2 *q, struct inet_diag_msg *out)
+/* The kernel answers within send: nothing is waited for. -EAGAIN: a signal handler of this thread has asked, too, and taken our answer. */
+static int ask_one(struct registry *r, const struct inet_diag_req_v2 *q, struct inet_diag_msg *out)
 {
 	union {
 		struct nlmsghdr h;
 		char b[1024];
 	} u;
+	u32 seq;
+	long n = diag_send(r, q, 0, &seq);
 
-	for (int try = 0; try < 3; try++) {
-		u32 seq;
-		long n = diag_send(r, q, 0, &seq);
-		if (n < 0 && n != -EINTR && n != -EAGAIN)
-			return (int)n;
-		for (int i = 0; i < 64; i++) {
-			n = sys(SYS_recvfrom, S->diag, &u, sizeof u, MSG_DONTWAIT, 0, 0);
-			if (n == -EINTR)
-				continue;
-			if (n < 0)
-				break;
-			if ((size_t)n < NLMSG_HDRLEN || u.h.nlmsg_seq != seq)
-				continue; /* of a question that was given up */
-			if (u.h.nlmsg_type == NLMSG_ERROR) {
-				const struct nlmsgerr *e = NLMSG_DATA(&u.h);
-				return (size_t)n >= NLMSG_LENGTH(sizeof e->error) && e->error < 0 ? e->error : -EIO;
-			}
-			if (u.h.nlmsg_type != SOCK_DIAG_BY_FAMILY || (size_t)n < NLMSG_LENGTH(sizeof *out))
-				return -EIO;
-			memcpy(out, NLMSG_DATA(&u.h), sizeof *out);
-			return 0;
+	if (n < 0)
+		return (int)n;
+	for (int i = 0; i < 64; i++) {
+		n = sys(SYS_recvfrom, S->diag, &u, sizeof u, MSG_DONTWAIT, 0, 0);
+		if (n == -EINTR)
+			continue;
+		if (n < 0)
+			break;
+		if ((size_t)n < NLMSG_HDRLEN || u.h.nlmsg_seq != seq)
+			continue; /* of a question that was given up */
+		if (u.h.nlmsg_type == NLMSG_ERROR) {
+			const struct nlmsgerr *e = NLMSG_DATA(&u.h);
+			return (size_t)n >= NLMSG_LENGTH(sizeof e->error) && e->error < 0 ? e->error : -EIO;
 		}
+		if (u.h.nlmsg_type != SOCK_DIAG_BY_FAMILY || (size_t)n < NLMSG_LENGTH(sizeof *out))
+			return -EIO;
+		memcpy(out, NLMSG_DATA(&u.h), sizeof *out);
+		return 0;
 	}
 	return -EAGAIN;
+}
+
+/* One socket by its addresses. Locked by the caller. */
+int diag_one(struct registry *r, const struct inet_diag_req_v2 *q, struct inet_diag_msg *out)
+{
+	int e = ask_one(r, q, out);
+
+	if (unlikely(e == -EAGAIN || e == -EINTR)) {
+		u64 old = quiet();
+		e = ask_one(r, q, out);
+		unquiet(old);
+	}
+	return e;
 }
 
 int diag_listeners(struct registry *r, int family, u16 port, int (*each)(const struct inet_diag_msg *, void *), void *arg)

@@ -18,6 +18,7 @@
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -164,11 +165,47 @@ static u64 start_of(const char *pid, char comm[16], int *gone)
 	return v;
 }
 
+static char *page_name(char *p, u64 pid, u64 start)
+{
+	*p++ = 'p';
+	*p++ = '.';
+	p = put_u64(p, pid);
+	*p++ = '.';
+	p = put_u64(p, start);
+	*p = 0;
+	return p;
+}
+
+/* Of another pid namespace, and its number means nothing here: does its mapping still hold the lock on its file? */
+static int holds(long fd, const struct proc_page *p)
+{
+	return !p->held || sys(SYS_flock, fd, LOCK_EX | LOCK_NB) == -EWOULDBLOCK;
+}
+
+static int page_read(long fd, struct proc_page *p)
+{
+	return fd >= 0 && sys(SYS_pread64, fd, p, sizeof *p, 0) == sizeof *p && p->magic == PROC_MAGIC && p->abi == SMCR_ABI;
+}
+
+static int alive_elsewhere(int dir, u64 own, u64 start)
+{
+	char name[64];
+	struct proc_page p;
+
+	page_name(name, (u32)own, start);
+	long fd = sys(SYS_openat, dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
+	int lives = fd != -ENOENT && (!page_read(fd, &p) || p.pidns != own >> 32 || holds(fd, &p));
+	if (fd >= 0)
+		sys(SYS_close, fd);
+	return lives;
+}
+
 /* The verdict on a process, remembered for the entries that follow. `deep` bounds the costly question whether the number
  * has been used again. */
 struct judge {
 	u64 own, start;
 	int alive, deep;
+	const int *dir; /* the run directory; without it who is elsewhere counts as alive */
 	u32 asked;
 };
 #define DEEP 8 /* of these the first four, then one in eight */
@@ -179,12 +216,17 @@ static int alive(const struct registry *r, struct judge *j, u64 own, u64 start)
 
 	if (own == own_of(r))
 		return !start || !r->start || start == r->start;
-	if ((own >> 32) != r->pidns || !pid)
-		return 1; /* of another pid namespace: not for us to say */
+	int here = own >> 32 == r->pidns;
+	if (!pid || (!here && (j->deep <= 0 || !j->dir)))
+		return 1;
 	if (j->own == own && j->start == start)
 		return j->alive;
 	j->own = own;
 	j->start = start;
+	if (!here) {
+		j->deep--;
+		return j->alive = alive_elsewhere(*j->dir, own, start);
+	}
 	j->alive = pid <= 0x7fffffff && sys(SYS_kill, pid, 0) != -ESRCH;
 	if (j->alive && start && j->deep > 0 && (j->asked++ < 4 || ((pid ^ r->pid) & 7) == 0)) {
 		char num[24];
@@ -242,17 +284,6 @@ static void own_drop(struct registry *r, int all)
 
 /* ---- the process's file ---- */
 
-static char *page_name(char *p, u64 pid, u64 start)
-{
-	*p++ = 'p';
-	*p++ = '.';
-	p = put_u64(p, pid);
-	*p++ = '.';
-	p = put_u64(p, start);
-	*p = 0;
-	return p;
-}
-
 static void page_path(const struct registry *r, char *p)
 {
 	strcpy(p, r->dir);
@@ -307,6 +338,7 @@ static int page_make(struct registry *r, int dir, const char comm[16])
 	p->pid = r->pid;
 	p->start = r->start;
 	p->pidns = r->pidns;
+	p->held = sys(SYS_flock, fd, LOCK_SH | LOCK_NB) == 0; /* until the last mapping of this open file is gone */
 	memcpy(p->comm, comm, sizeof p->comm);
 	atomic_store(&p->engine, atomic_load(&S->engine)); /* it outlives a change of user */
 	atomic_thread_fence(memory_order_release);
@@ -452,9 +484,9 @@ static void sweep_map(struct registry *r, struct judge *j, _Atomic u64 *map, u32
 	}
 }
 
-static void sweep_tables(struct registry *r)
+static void sweep_tables(struct registry *r, const int *dir)
 {
-	struct judge j = {.deep = DEEP};
+	struct judge j = {.deep = DEEP, .dir = dir};
 
 	sweep_map(r, &j, r->t->lmap, CHAIN / 64, 1);
 	sweep_map(r, &j, r->t->omap, OFFERS / BUCKET / 64, 0);
@@ -482,7 +514,7 @@ static int sweep_files(struct registry *r, int dir)
 			break;
 		for (long at = 0; at + 19 < n;) {
 			const struct dirent64 *d = (const void *)(buf + at);
-			u64 pid, start = 0, ns = r->pidns;
+			u64 pid, start = 0;
 			at += d->d_reclen;
 			const char *p = d->d_name;
 			int page = p[0] == 'p';
@@ -497,15 +529,13 @@ static int sweep_files(struct registry *r, int dir)
 			if (page) { /* dead here, unless it belongs to another pid namespace */
 				struct proc_page head;
 				long fd = sys(SYS_openat, dir, d->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
-				if (fd >= 0 && sys(SYS_read, fd, &head, sizeof head) == sizeof head && head.magic == PROC_MAGIC &&
-				    head.abi == SMCR_ABI)
-					ns = head.pidns;
+				int lives = page_read(fd, &head) && head.pidns != r->pidns && holds(fd, &head);
 				if (fd >= 0)
 					sys(SYS_close, fd);
-			}
-			if (ns != r->pidns) {
-				others++;
-				continue;
+				if (lives) {
+					others++;
+					continue;
+				}
 			}
 			mark_all(r->t); /* before its page is gone: whoever marks may die, too */
 			sys(SYS_unlinkat, dir, d->d_name, 0);
@@ -714,7 +744,7 @@ static int reg_open(struct registry *r)
 		r->left = 0;
 		sys(SYS_lseek, dir, 0, SEEK_SET);
 		sweep_files(r, dir);
-		sweep_tables(r);
+		sweep_tables(r, &dir);
 	}
 	sys(SYS_close, dir);
 	__atomic_store_n(&r->pid, err ? 0 : pid, __ATOMIC_RELEASE);
@@ -840,7 +870,7 @@ int reg_listen(int fd)
 	}
 	e = listener_take(r->t, p.port, own);
 	if (!e) {
-		sweep_tables(r);
+		sweep_tables(r, 0);
 		e = listener_take(r->t, p.port, own);
 	}
 	if (!e)
@@ -935,14 +965,12 @@ static void loopback_of_any(struct place *p)
 
 int reg_lookup(const struct sockaddr *sa, socklen_t len)
 {
-	int err = S->mode == MODE_OFF ? -R_OFF : reg_ready(), found = -R_NO_LISTENER;
-	struct registry *r = err ? 0 : reg_use();
+	struct registry *r = S->reg;
+	int found = -R_NO_LISTENER;
 	struct judge j = {0};
 	struct listener e;
 	struct place to;
 
-	if (!r)
-		return err ? err : -R_REGISTRY;
 	if (!sa || !place_of(sa, len, &to))
 		return -R_NO_LISTENER;
 	loopback_of_any(&to);

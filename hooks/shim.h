@@ -254,6 +254,7 @@ struct proc_page {
 	_Atomic u64 tx_bytes, rx_bytes; /* SMC-R bytes of connections that ended */
 	_Atomic u64 fallbacks[64]; /* by enum smcr_reason */
 	u32 pidns;		  /* inode of the pid namespace that pid belongs to, 0 = unknown */
+	u32 held;		  /* 1 = as long as the process lives its mapping holds a shared flock on the file */
 };
 _Static_assert(sizeof(struct proc_page) <= 4096 && R_COUNT <= 64, "one page");
 
@@ -414,7 +415,6 @@ struct shim {
 	struct life *life; /* preload/life.c: shared by all copies of the library in this process */
 	struct proc_page *proc; /* 0 until the first TCP socket matters */
 	struct proc_page *before; /* after a change of user: the page that a report knows, in which is counted, too */
-	int procfd;
 	struct registry *reg;
 	_Atomic(const struct rules *) rules; /* 0 = nobody has asked yet, or they cannot be known yet */
 	_Atomic(u8 *) bounce[BOUNCES]; /* data.c: buffers that no sendfile or splice uses now */
@@ -714,7 +714,7 @@ int reg_ready(void) HIDDEN; /* maps the tables, makes the process page; 0 or -er
 int reg_listen(int fd) HIDDEN;	  /* publishes a listening socket */
 void reg_unlisten(int fd) HIDDEN;
 int reg_is_listener(int fd) HIDDEN; /* inherited: is this socket's cookie published? */
-int reg_lookup(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 0 = a listener of ours is there, or -reason */
+int reg_lookup(const struct sockaddr *sa, socklen_t len) HIDDEN; /* after reg_ready; 0 = a listener of ours is there, or -reason */
 int reg_haste(const struct sockaddr *sa, socklen_t len) HIDDEN; /* after reg_ready; 1 = connections to there end too soon for a handshake */
 void reg_ended(const struct block *b, int paid) HIDDEN;	 /* one of ours has: was it worth a handshake? */
 int reg_shunned(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = who listens there answered the option, but not in CLC */

@@ -111,7 +111,7 @@ BOOT void life_init(void)
 {
 	S->abi = SMCR_ABI;
 	S->pid = (u32)sys(SYS_getpid);
-	S->wakefd = S->epfd = S->dgram = S->diag = S->procfd = -1;
+	S->wakefd = S->epfd = S->dgram = S->diag = -1;
 	S->life = &life0;
 	__atomic_store_n(&S->real, &smcr_real, __ATOMIC_RELEASE); /* last: life_early looks at it */
 }

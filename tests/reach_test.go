@@ -90,8 +90,15 @@ func TestContainersTalkIfTheyShareTheRunDirectory(t *testing.T) {
 	t.Run("shared", func(t *testing.T) {
 		sameAsNative(t, bySMC(5*2*20000), func(w *harness.World) string {
 			server, port := echoIn(w, harness.Command{}, container)
-			defer end(server)
-			return askBy(w, nil, port)
+			said := askBy(w, nil, port)
+			if w.Mode == harness.SMC && !strings.Contains(tool(w, "ss", "-a"), "/echo") {
+				t.Error("the server is not listed")
+			}
+			end(server)
+			w.Until("who was killed with the container is no longer listed", func() bool {
+				return w.Mode == harness.Native || !strings.Contains(tool(w, "ss", "-a"), "/echo")
+			})
+			return said
 		})
 	})
 	t.Run("both inside", func(t *testing.T) {

@@ -46,7 +46,7 @@ type ProcPage struct {
 	RxBytes      uint64      `c:"rx_bytes"`
 	Fallbacks    [64]uint64  `c:"fallbacks"` // by Reason
 	PIDNS        uint32      `c:"pidns"`     // inode of the pid namespace that PID belongs to, 0 = unknown
-	_            uint32      // of the alignment
+	Held         uint32      `c:"held"`      // 1 = as long as the process lives its mapping holds a shared flock on the file
 }
 
 // PageSize is the size of a ProcPage.

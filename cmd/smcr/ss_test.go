@@ -135,6 +135,10 @@ func TestSSShowsProcessesOfOtherPIDNamespaces(t *testing.T) {
 	if !strings.Contains(got.stdout, "1/page") || got.stderr != "" {
 		t.Errorf("%+v", got)
 	}
+	page.Held = 1
+	if got, _ = ss(t, map[string]string{"p.1.1": file(page, host.Block{State: host.Active, PID: 1})}); strings.Contains(got.stdout, "1/") {
+		t.Errorf("nobody holds its file: %+v", got)
+	}
 	page.PIDNS = ownPIDNS()
 	if got, _ = ss(t, map[string]string{"p.1.1": file(page, host.Block{State: host.Active, PID: 1})}); strings.Contains(got.stdout, "1/") {
 		t.Errorf("%+v", got)

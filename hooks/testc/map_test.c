@@ -101,7 +101,7 @@ static void fresh_shim(void)
 	CHECK(S != MAP_FAILED);
 	S->pid = (u32)getpid();
 	S->real = &libc;
-	S->wakefd = S->dgram = S->diag = S->procfd = -1;
+	S->wakefd = S->dgram = S->diag = -1;
 	S->proc = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	S->engine = ENG_READY;
 	S->epfd = fd_hide(epoll_create1(EPOLL_CLOEXEC));

@@ -35,13 +35,14 @@ static void on_child(int sig)
 
 static void on_user(int sig)
 {
+	int saved = errno, fd = socket(AF_INET, SOCK_STREAM, 0); /* a whole socket's life in a handler */
 	users++;
-	int fd = socket(AF_INET, SOCK_STREAM, 0); /* a whole socket's life in a handler */
 	struct sockaddr_in a = loopback(1);
 	if (fd >= 0) {
 		connect(fd, (void *)&a, sizeof a);
 		close(fd);
 	}
+	errno = saved;
 }
 
 static void *receive(void *fd)

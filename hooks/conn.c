@@ -315,16 +315,18 @@ static int catch_up(struct sock *s, int fd)
 	return r;
 }
 
-/* The kernel has connected (or loopback has, while the program is told EINPROGRESS). 0 or an errno. */
+/* The kernel has connected (or loopback has, unless the listener's queue is full, while the program is told EINPROGRESS). 0 or an errno. */
 static int offered(int fd, int slot, u64 cookie, int must)
 {
 	struct diag d;
 	struct sock *s;
+	int e = diag_mirror(fd, &d);
 
-	if (diag_mirror(fd, &d) < 0)
+	if (e < 0)
 		d = (struct diag){0};
 	/* Claimed by now, it was ours: its program has been so quick that it has closed already. */
-	if (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV && take_back(fd, slot, cookie, R_REMOTE, must))
+	if (d.tcp_state != TCP_IS_ESTABLISHED && d.tcp_state != TCP_IS_SYN_RECV &&
+	    take_back(fd, slot, cookie, e == -ENOTCONN && diag_loopback(fd) ? R_QUEUE_FULL : R_REMOTE, must))
 		return 0;
 	s = sock_new(fd, 0, S_OFFERED) ? sock_get(fd, 0) : 0; /* another thread may close it at any time */
 	if (!s) {

@@ -267,7 +267,7 @@ func (c *conn) agreedClient() {
 			c.setDeadline(c.l.now + engine.Instant(time.Millisecond)<<min(c.looked, 5))
 			c.looked++
 		case here && d.inode == 0:
-			c.fallback(C.R_PROTOCOL, 0) // its program has ended, and a FIN is all that it has sent: TCP itself shows it
+			c.fallback(C.R_LEFT_EARLY, 0) // its program has ended, and a FIN is all that it has sent: TCP itself shows it
 		default:
 			c.agreed(func() *engine.Conn { return c.l.eng.Client(c, c.lan(), c.l.now) })
 		}
@@ -461,7 +461,7 @@ func (c *conn) Broken(err error) {
 	}
 	switch {
 	case c.ended && !c.isAgreed():
-		c.fallback(C.R_PROTOCOL, 0) // the peer is gone: TCP itself shows it to the program
+		c.fallback(C.R_LEFT_EARLY, 0) // the peer is gone, killed perhaps: TCP itself shows it to the program
 	default:
 		c.l.unwatch(c.fd())
 		C.sock_broken(c.s, C.R_PROTOCOL, C.int(unix.ECONNRESET))

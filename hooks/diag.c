@@ -68,6 +68,14 @@ int name_place(int fd, int nr, struct place *p)
 	return r < 0 ? (int)r : place_of(&ss, len, p) ? 0 : -EAFNOSUPPORT;
 }
 
+int diag_loopback(int fd)
+{
+	static const u8 one[16] = {[15] = 1};
+	struct place p;
+
+	return name_place(fd, SYS_getsockname, &p) == 0 && (p.family == AF_INET ? p.addr[0] == 127 : !memcmp(p.addr, one, 16));
+}
+
 /* ---- sock_diag ---- */
 
 int diag_open(void)

@@ -38,6 +38,7 @@ enum action {
 	ERRNO,	 /* SO_ERROR: ours first, then the kernel's */
 	INFO,	 /* TCP_INFO: the kernel's, with the rings' counts */
 	OUT,	 /* not with SMC-R: plain TCP if there is still time, then the kernel; else `late` */
+	HINT,	 /* as if the kernel did not know it: who asks goes on without, and SMC-R is worth more */
 	LISTEN,	 /* its listeners are not published */
 };
 
@@ -62,7 +63,7 @@ static const struct option {
 	{IPPROTO_TCP, TCP_REPAIR, KERNEL, OUT, EPERM},
 	{IPPROTO_TCP, TCP_FASTOPEN, KERNEL, OUT, 0},
 	{IPPROTO_TCP, TCP_FASTOPEN_CONNECT, KERNEL, OUT, 0},
-	{IPPROTO_TCP, TCP_INQ, KERNEL, OUT, ENOPROTOOPT},
+	{IPPROTO_TCP, TCP_INQ, KERNEL, HINT, ENOPROTOOPT}, /* gRPC, on each connection */
 	{IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE, OUT, KERNEL, EOPNOTSUPP},
 	{IPPROTO_TCP, TCP_DEFER_ACCEPT, KERNEL, LISTEN, 0},
 };
@@ -84,7 +85,13 @@ static const struct option *option_of(int level, int name)
 /* 0 = let the kernel answer now; else -1 and errno. */
 static int opt_out(struct sock *s, const struct option *o)
 {
-	if (early(state_of(s)))
+	u32 st = state_of(s);
+
+	if (o->set == HINT && st != S_FLUSH) {
+		errno = o->late;
+		return -1;
+	}
+	if (early(st))
 		sock_leave(s, o == &ipsec ? R_IPSEC : R_SOCKOPT);
 	if (o->late && state_of(s) == S_ACTIVE) {
 		errno = o->late;
@@ -212,10 +219,10 @@ int h_setsockopt(int fd, int level, int name, const void *val, socklen_t len)
 			atomic_fetch_or(&S->fd_early[fd], EARLY_OUT);
 		return r;
 	}
-	struct sock *s = o->set == TIMES || o->set == OUT ? sock_get(fd, 1) : 0;
+	struct sock *s = o->set == TIMES || o->set == OUT || o->set == HINT ? sock_get(fd, 1) : 0;
 	if (!s)
 		return S->real->setsockopt(fd, level, name, val, len);
-	r = o->set == OUT ? opt_out(s, o) : 0;
+	r = o->set == OUT || o->set == HINT ? opt_out(s, o) : 0;
 	if (r == 0)
 		r = S->real->setsockopt(fd, level, name, val, len);
 	if (r == 0 && o->set == TIMES) {

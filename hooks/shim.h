@@ -62,7 +62,7 @@ enum fd_kind {
 	X(UNCLAIMED, "not-claimed")		  /* client: accepted by somebody who did not claim */    \
 	X(PLAIN_BYTES, "peer-sent-plain")	  /* client: the peer spoke plain TCP */                  \
 	X(STAGING_FULL, "early-data")		  /* more early data than staging holds */                \
-	X(LEFT_EARLY, "left-early")		  /* closed, shut down, forked, exec'd before the end */  \
+	X(LEFT_EARLY, "left-early")		  /* closed, shut down, forked, exec'd, killed too soon */ \
 	X(VERSION, "version")			  /* another version of the library at the other end */   \
 	X(RLIMIT_AS, "rlimit-as")                                                                         \
 	X(RLIMIT_NPROC, "rlimit-nproc")                                                                   \
@@ -85,7 +85,8 @@ enum fd_kind {
 	X(RULE, "rule")				  /* a rule says so */                                    \
 	X(RULES_BAD, "bad-rules-file")		  /* the rules file cannot be used */                     \
 	X(NOT_SMC, "peer-not-smc")		  /* client: answered the option a while ago, and then not in CLC */ \
-	X(HALF_OPEN, "half-open")		  /* server: the client has HALF_OPEN_MAX handshakes under way */
+	X(HALF_OPEN, "half-open")		  /* server: the client has HALF_OPEN_MAX handshakes under way */ \
+	X(QUEUE_FULL, "listen-queue-full")	  /* client: not connected when a connect that does not block returned */
 enum smcr_reason {
 #define X(s, w) R_##s,
 	SMCR_REASONS(X)
@@ -761,6 +762,7 @@ struct diag {
 int diag_mirror(int fd, struct diag *d) HIDDEN; /* the other end of this connection on this host; 0 or -errno */
 int diag_held(const struct block *) HIDDEN; /* 1 = a process has the TCP socket; 0 = none on this network namespace; or -errno */
 int diag_closed(int fd) HIDDEN; /* neither connected nor about to be */
+int diag_loopback(int fd) HIDDEN; /* its own address is one of loopback */
 int diag_foreign_listener(int fd) HIDDEN; /* client: somebody listens on that port whom the table does not know */
 
 /* ---- the h_ functions -------------------------------------------------------------------------------------------------

@@ -157,6 +157,25 @@ func TestProgramThatGetsAnEstablishedConnectionIsReset(t *testing.T) {
 	t.Run("unused", func(t *testing.T) { sameAsNative(t, either("left-early", "client-not-offering"), run("exec", "leak")) })
 }
 
+// Whoever is killed in the handshake broke no protocol: his peer reads the end, over TCP.
+func TestAClientKilledInTheHandshakeHasLeftEarly(t *testing.T) {
+	const program = `
+import os, signal, socket, threading
+l = socket.create_server(("127.0.0.1", 0))
+child = os.fork()
+if child == 0:
+    c = socket.create_connection(l.getsockname())
+    os.kill(os.getpid(), signal.SIGSTOP)
+s, _ = l.accept()
+os.waitpid(child, os.WUNTRACED)
+threading.Timer(0.2, os.kill, (child, signal.SIGKILL)).start()
+print(s.recv(9))
+`
+	sameAsNative(t, plain("left-early"), func(w *harness.World) string {
+		return w.Run(harness.Command{Args: []string{"/usr/bin/python3", "-c", program}}).String()
+	})
+}
+
 // A forked child that goes on with a connection and is killed tells nobody: what it held must not wait for the end of its parent.
 func TestAKilledHeirLeavesNothing(t *testing.T) {
 	const server = `

@@ -34,6 +34,7 @@ const (
 	ReasonRulesBad    Reason = 28
 	ReasonNotSmc      Reason = 29
 	ReasonHalfOpen    Reason = 30
+	ReasonQueueFull   Reason = 31
 )
 
 var reasonWords = [...]string{
@@ -68,4 +69,5 @@ var reasonWords = [...]string{
 	28: "bad-rules-file",
 	29: "peer-not-smc",
 	30: "half-open",
+	31: "listen-queue-full",
 }

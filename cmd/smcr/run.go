@@ -185,8 +185,9 @@ func (o *runOptions) runAndReport(path string, args, env []string, stderr io.Wri
 // runChild runs the program in our process group and returns how it ended. Keys that the terminal turns into signals reach it
 // directly, so we only have to outlive them; signals sent to us alone are passed on.
 func runChild(path string, args, env []string) (syscall.WaitStatus, error) {
+	passed := []os.Signal{unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2}
 	caught := make(chan os.Signal, 16)
-	for _, s := range []os.Signal{unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2} {
+	for _, s := range passed {
 		if !signal.Ignored(s) { // else the program would not inherit that it is ignored
 			signal.Notify(caught, s)
 		}
@@ -199,9 +200,10 @@ func runChild(path string, args, env []string) (syscall.WaitStatus, error) {
 	if err != nil {
 		return 0, notStarted(path, err)
 	}
+	signal.Notify(caught, passed...) // what it inherited as ignored it may want all the same, as databases do in the background
 	go func() {
 		for s := range caught {
-			if s != unix.SIGINT && s != unix.SIGQUIT {
+			if s != unix.SIGINT && s != unix.SIGQUIT || !inForeground() {
 				_ = child.Signal(s)
 			}
 		}
@@ -212,6 +214,17 @@ func runChild(path string, args, env []string) (syscall.WaitStatus, error) {
 	}
 	status, _ := state.Sys().(syscall.WaitStatus)
 	return status, nil
+}
+
+// inForeground reports whether the keys of a terminal reach our process group.
+func inForeground() bool {
+	tty, err := unix.Open("/dev/tty", unix.O_RDONLY|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(tty)
+	group, err := unix.IoctlGetInt(tty, unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
 }
 
 // A script without #! is one for sh, as execvp(3) has it.

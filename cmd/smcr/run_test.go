@@ -430,8 +430,16 @@ func TestARunDirectoryMayBeRelative(t *testing.T) {
 
 func TestASignalToUsReachesTheProgram(t *testing.T) {
 	for way, args := range ways {
-		for _, s := range []string{"TERM", "HUP", "USR1", "USR2"} {
-			c := smcr(t, append(args, "bash", "-c", `trap 'echo got; exit 7' `+s+`; echo ready; while :; do sleep 0.05; done`)...)
+		for _, s := range []string{"TERM", "HUP", "USR1", "USR2", "INT", "QUIT", "ignored INT"} {
+			// python, since bash cannot take what it was started to ignore.
+			c := smcr(t, append(args, "/usr/bin/python3", "-c", `import os, signal, sys
+def end(*_): print("got", flush=True); os._exit(7)
+signal.signal(getattr(signal, sys.argv[1]), end); print("ready", flush=True); signal.pause()`, "SIG"+strings.TrimPrefix(s, "ignored "))...)
+			s, ignored := strings.CutPrefix(s, "ignored ")
+			if ignored {
+				c.Path, c.Args = "/bin/sh", append([]string{"sh", "-c", `trap "" INT; exec "$@"`, "sh", c.Path}, c.Args[1:]...)
+			}
+			c.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // of no terminal's keys
 			out, err := c.StdoutPipe()
 			if err != nil {
 				t.Fatal(err)

@@ -22,9 +22,13 @@ static u32 plain_reason, declined_for;
 static int closed;
 void count_tcp(u32 reason, int refused) { CHECK(!refused); plain_reason = reason; }
 int diag_closed(int fd) { return (void)fd, closed; }
+static int mirrored, loopback;
+int diag_loopback(int fd) { return (void)fd, loopback; }
 int diag_mirror(int fd, struct diag *d)
 {
 	(void)fd;
+	if (mirrored)
+		return mirrored;
 	*d = (struct diag){.tcp_state = 1 /* ESTABLISHED */};
 	return 0;
 }
@@ -140,6 +144,26 @@ static void refused(void)
 	close(fd);
 }
 
+/* The kernel has not answered the SYN: the queue of a listener here is full, or it listens elsewhere. */
+static void unanswered(void)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET};
+
+	mirrored = -ENOTCONN;
+	reg = REG_OFFERED;
+	answer = EINPROGRESS;
+	for (loopback = 0; loopback < 2; loopback++) {
+		int fd = socket(AF_INET, SOCK_STREAM, 0);
+		made = plain_reason = 0;
+		CHECK(h_connect(fd, (void *)&to, sizeof to) == -1 && errno == EINPROGRESS && !made && kind_of(fd) == FD_PLAIN);
+		CHECK(plain_reason == (loopback ? R_QUEUE_FULL : R_REMOTE), "%d: %u", loopback, plain_reason);
+		atomic_store(&S->fd_kind[fd], FD_UNKNOWN);
+		close(fd);
+	}
+	mirrored = 0;
+	reg = REG_CLAIMED;
+}
+
 /* What the kernel would not read, we do not. */
 static void nowhere(void)
 {
@@ -212,6 +236,7 @@ int main(void)
 	answers();
 	protected();
 	refused();
+	unanswered();
 	nowhere();
 	hook = 1;
 	answers();

@@ -256,7 +256,7 @@ static void info(void)
 static void opting_out(void)
 {
 	static const struct { int level, name, late; } out[] = {
-		{IPPROTO_TCP, TCP_ULP, ENOENT}, {IPPROTO_TCP, TCP_REPAIR, EPERM}, {IPPROTO_TCP, TCP_INQ, ENOPROTOOPT}, {SOL_SOCKET, SO_ZEROCOPY, ENOPROTOOPT},
+		{IPPROTO_TCP, TCP_ULP, ENOENT}, {IPPROTO_TCP, TCP_REPAIR, EPERM}, {SOL_SOCKET, SO_ZEROCOPY, ENOPROTOOPT},
 		{SOL_SOCKET, SO_PEEK_OFF, EOPNOTSUPP}, {IPPROTO_TCP, TCP_MD5SIG, 0}, {IPPROTO_TCP, TCP_FASTOPEN, 0}, {IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 0},
 		{IPPROTO_IP, IP_XFRM_POLICY, 0}, {IPPROTO_IP, IP_IPSEC_POLICY, 0}, {IPPROTO_IPV6, IPV6_XFRM_POLICY, 0}, {IPPROTO_IPV6, IPV6_IPSEC_POLICY, 0}};
 	static const u32 early[] = {S_ACCEPTED, S_OFFERED, S_CLC, S_FLUSH};
@@ -280,6 +280,16 @@ static void opting_out(void)
 			CHECK(r == setsockopt(native, out[i].level, out[i].name, &one, sizeof one) && (r == 0 || e == errno));
 		}
 	}
+	/* A hint is not worth SMC-R: refused while there may be some. */
+	for (unsigned k = 0; k < 4; k++) {
+		begin(early[k]);
+		int r = h_setsockopt(ours, IPPROTO_TCP, TCP_INQ, &one, sizeof one), flush = early[k] == S_FLUSH;
+		CHECK(flush ? r == 0 : r == -1 && errno == ENOPROTOOPT);
+		CHECK((left_for == R_SOCKOPT) == flush, "%u: %d", early[k], left_for);
+	}
+	begin(S_ACTIVE);
+	CHECK(h_setsockopt(ours, IPPROTO_TCP, TCP_INQ, &one, sizeof one) == -1 && errno == ENOPROTOOPT && left_for == -1);
+
 	begin(S_ACTIVE);
 	struct tcp_zerocopy_receive z = {0};
 	socklen_t len = sizeof z;

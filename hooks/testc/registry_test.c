@@ -884,6 +884,7 @@ static void mirror_pair(const char *at, const char *to)
 	CHECK(d.cookie == sockopt_u64(s, SO_COOKIE));
 	CHECK(diag_mirror(c, &d) == 0 && d.inode != 0 && d.cookie == sockopt_u64(s, SO_COOKIE));
 	CHECK(diag_mirror(l, &d) == -ENOTCONN);
+	CHECK(diag_loopback(c) == (!strcmp(to, "::1") || strstr(to, "127.0.0.1") != 0), "%s", to);
 	close(s);
 	CHECK(diag_mirror(c, &d) < 0 || d.inode == 0);
 	close(c), close(l);

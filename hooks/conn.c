@@ -59,7 +59,7 @@ static int mark(int fd)
 {
 	struct verdict v;
 
-	return rules_listen(fd, &v) == 0 && reg_ready() == 0 && hook_offer(fd) == 0;
+	return rules_listen(fd, &v) == 0 && reg_ready() == 0 && !reg_shell() && hook_offer(fd) == 0;
 }
 
 static void publish(int fd, int marked)
@@ -67,6 +67,8 @@ static void publish(int fd, int marked)
 	struct verdict v;
 	int r = rules_listen(fd, &v);
 
+	if (r == 0 && reg_ready() == 0 && reg_shell())
+		r = -R_STREAM;
 	if (r == 0)
 		r = S->discovery & 1u << SOURCE_REGISTRY ? reg_listen(fd) : -R_NO_CLIENT;
 	marked |= v.known;
@@ -237,6 +239,8 @@ static int offer(int fd, const struct sockaddr *sa, socklen_t len, u64 *cookie, 
 	/* What a rule knows cannot be withdrawn, so what can be is not begun. */
 	if (v->reason)
 		r = -(int)v->reason;
+	else if (!v->known && reg_shell())
+		r = no = -R_STREAM;
 	else if (!v->known && v->use != USE_REQUIRE && reg_haste(sa, len))
 		r = no = -R_HASTE;
 	else

@@ -196,6 +196,20 @@ static void early_dup(int from, int to)
 	}
 }
 
+/* A number of libc's own streams, which are about to move bytes on it, and ask nobody: while there is time it becomes plain. */
+static void for_a_stream(int fd)
+{
+	if (is_undecided(kind_of(fd)))
+		hook_give(fd, 0);
+	struct sock *s = sock_get(fd, 0);
+
+	if (!s)
+		return;
+	if (state_of(s) != S_ACTIVE)
+		sock_leave(s, R_STREAM);
+	sock_put(s);
+}
+
 static int named_too(int from, int to)
 {
 	if (to < 0 || from == to)
@@ -209,6 +223,8 @@ static int named_too(int from, int to)
 		fd_dup(from, to);
 		if (kind_of(to) == FD_SOCK) /* connected while we were about to say so */
 			atomic_store(&S->fd_early[to], 0);
+		if (to <= STDERR_FILENO)
+			for_a_stream(to);
 		errno = e;
 	}
 	return to;

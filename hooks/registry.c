@@ -720,6 +720,26 @@ static struct registry *reg_use(void)
 	return r;
 }
 
+/* Its connections become the standard streams of its builtins, and of the programs that it starts. Not the name: that is a script's. */
+static int is_shell(void)
+{
+	static const char *const shells[] = {"bash", "zsh", "ksh"};
+	char path[256];
+	long n = sys(SYS_readlinkat, AT_FDCWD, "/proc/self/exe", path, sizeof path - 1);
+
+	path[n > 0 ? n : 0] = 0;
+	const char *name = strrchr(path, '/');
+	for (unsigned i = 0; name && i < sizeof shells / sizeof *shells; i++)
+		if (!strncmp(name + 1, shells[i], strlen(shells[i])))
+			return 1;
+	return 0;
+}
+
+int reg_shell(void)
+{
+	return S->reg->shell;
+}
+
 static int reg_open(struct registry *r)
 {
 	struct stat st;
@@ -731,6 +751,7 @@ static int reg_open(struct registry *r)
 	if (!r->start)
 		sys(SYS_prctl, 15 /* PR_GET_NAME */, comm);
 	r->pidns = sys(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/pid", &st, 0) == 0 ? (u32)st.st_ino : 0;
+	r->shell = (u8)is_shell();
 	dir = dir_open(r);
 	if (dir < 0)
 		return dir;

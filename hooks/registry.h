@@ -32,6 +32,7 @@ struct registry {
 	u32 netns_known;
 	u32 seq;
 	u8 page_own;	   /* the file is named after us */
+	u8 shell;	   /* is_shell */
 	char dir[256];
 	char buf[32768] __attribute__((aligned(8))); /* answers of dumps */
 };

@@ -86,7 +86,8 @@ enum fd_kind {
 	X(RULES_BAD, "bad-rules-file")		  /* the rules file cannot be used */                     \
 	X(NOT_SMC, "peer-not-smc")		  /* client: answered the option a while ago, and then not in CLC */ \
 	X(HALF_OPEN, "half-open")		  /* server: the client has HALF_OPEN_MAX handshakes under way */ \
-	X(QUEUE_FULL, "listen-queue-full")	  /* client: not connected when a connect that does not block returned */
+	X(QUEUE_FULL, "listen-queue-full")	  /* client: not connected when a connect that does not block returned */ \
+	X(STREAM, "standard-stream")		  /* libc's stdin, stdout, stderr move its bytes without us; or a shell, which gives it to them */
 enum smcr_reason {
 #define X(s, w) R_##s,
 	SMCR_REASONS(X)
@@ -732,6 +733,7 @@ void reg_ended(const struct block *b, int paid) HIDDEN;	 /* one of ours has: was
 int reg_shunned(const struct sockaddr *sa, socklen_t len) HIDDEN; /* 1 = who listens there answered the option, but not in CLC */
 void reg_shun(const struct block *b) HIDDEN;			  /* the peer of b is such a one, for ten minutes */
 int reg_offer(int fd, u64 *cookie) HIDDEN; /* slot >= 0, or -reason */
+int reg_shell(void) HIDDEN;		   /* after reg_ready; 1 = this program is one */
 int reg_quiet(void) HIDDEN;		   /* 1 = nobody at all offers */
 int reg_offered(int fd, u64 *cookie) HIDDEN; /* slot of this process's offer for that socket, or -1 */
 int reg_find(u64 cookie) HIDDEN;	   /* slot with that cookie in REG_OFFERED, or -1 */

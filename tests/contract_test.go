@@ -54,6 +54,7 @@ func TestPrograms(t *testing.T) {
 		{"poll and select report what they must", []string{"multiplex"}, bySMC(100000)},
 		{"options and addresses and status are the socket's", []string{"options"}, bySMC(14)},
 		{"streams and syscall work on connections", []string{"stdio"}, bySMC(10000)},
+		{"connections can become standard input and output", []string{"inetd"}, either("standard-stream", "not-claimed", "client-not-offering", givenUp)},
 		{"threads that block can be cancelled", []string{"cancel", "5"}, bySMC(100)},
 		{"what is not ours goes straight to the kernel where nobody can cancel", []string{"alone"}, bySMC(4)},
 		{"the reader of a killed sender gets a prefix and the end", []string{"kill", "sender", "6"}, bySMC(1 << 20)},

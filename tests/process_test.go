@@ -176,6 +176,29 @@ print(s.recv(9))
 	})
 }
 
+// A shell writes to what it has connected by libc's standard output, and lets other programs read from it.
+func TestWhatAShellConnectsIsPlain(t *testing.T) {
+	const program = `
+import socket, subprocess, threading
+l = socket.create_server(("127.0.0.1", 0))
+def serve():
+    c, _ = l.accept()
+    for line in c.makefile("rb"):
+        c.sendall(b"echo " + line)
+threading.Thread(target=serve).start()
+script = """
+exec 3<>/dev/tcp/127.0.0.1/$1
+for i in 1 2 3; do echo "line $i" >&3; read x <&3; echo "$x"; done
+echo bye >&3; head -n1 <&3
+"""
+r = subprocess.run(["bash", "-c", script, "bash", str(l.getsockname()[1])], capture_output=True, text=True)
+print(r.returncode, r.stdout, r.stderr)
+`
+	sameAsNative(t, plain("standard-stream", "client-not-offering"), func(w *harness.World) string {
+		return w.Run(harness.Command{Args: []string{"/usr/bin/python3", "-c", program}}).String()
+	})
+}
+
 // A forked child that goes on with a connection and is killed tells nobody: what it held must not wait for the end of its parent.
 func TestAKilledHeirLeavesNothing(t *testing.T) {
 	const server = `

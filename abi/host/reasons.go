@@ -35,6 +35,7 @@ const (
 	ReasonNotSmc      Reason = 29
 	ReasonHalfOpen    Reason = 30
 	ReasonQueueFull   Reason = 31
+	ReasonStream      Reason = 32
 )
 
 var reasonWords = [...]string{
@@ -70,4 +71,5 @@ var reasonWords = [...]string{
 	29: "peer-not-smc",
 	30: "half-open",
 	31: "listen-queue-full",
+	32: "standard-stream",
 }

@@ -64,7 +64,7 @@ type conn struct {
 	cookie   uint64
 	deadline engine.Instant // the next thing to look at; 0 = nothing
 	accepted engine.Instant // since when the peer's socket is known to be accepted
-	settling bool
+	leaving  uint32         // why the program cannot wait; 0 = it can
 	looked   int
 	full     int    // a sender waits for room in staging: 1 for the first time, 2 longer
 	heard    bool   // a CLC message came
@@ -256,8 +256,8 @@ func (c *conn) agreed(start func() *engine.Conn) {
 func (c *conn) agreedClient() {
 	switch {
 	case c.s == nil:
-	case c.settling:
-		c.declineFirst(C.R_LEFT_EARLY)
+	case c.leaving != 0:
+		c.declineFirst(c.leaving)
 	case c.full > 0:
 		c.declineFirst(C.R_STAGING_FULL)
 	default:
@@ -318,7 +318,7 @@ func (c *conn) negotiate(start func() *engine.Conn) {
 	c.phase = phaseCLC
 	c.setDeadline(0)
 	c.ec = start()
-	if c.phase == phaseCLC && c.settling { // before it may be too late
+	if c.phase == phaseCLC && c.leaving != 0 { // before it may be too late
 		c.decline()
 	}
 	if c.phase != phaseCLC { // refused at once
@@ -436,8 +436,8 @@ func (c *conn) Established(r engine.Rings) {
 func (c *conn) Fallback(diagnosis clc.DeclineCode, sent bool) {
 	reason := uint32(C.R_DECLINED)
 	switch {
-	case c.settling:
-		reason = C.R_LEFT_EARLY
+	case c.leaving != 0:
+		reason = c.leaving
 	case c.crowded:
 		reason = C.R_HALF_OPEN
 	case sent && diagnosis == clc.DeclineMemory:
@@ -502,21 +502,23 @@ func (c *conn) flush() {
 
 // ---- the program closes, forks, waits ----
 
-// settle ends a handshake for a program that cannot wait: finish within settleTime, or decline. decline: give up now.
-func (c *conn) settle(decline bool) {
+// settle ends a handshake for a program that cannot wait, for that reason: finish within settleTime, or decline. decline: give up now.
+func (c *conn) settle(decline bool, reason uint32) {
 	switch c.phase {
 	case phaseOffered:
 		if !c.claimedByNow() {
-			c.withdraw(C.R_LEFT_EARLY)
+			c.withdraw(reason)
 		}
 		if c.phase == phaseCLC {
-			c.settle(decline)
+			c.settle(decline, reason)
 		}
 	case phaseWaiting:
-		c.declineFirst(C.R_LEFT_EARLY)
+		c.declineFirst(reason)
 	case phaseCLC:
-		first := !c.settling
-		c.settling = true
+		first := c.leaving == 0
+		if first {
+			c.leaving = reason
+		}
 		if decline {
 			c.decline()
 			return
@@ -556,7 +558,7 @@ func (c *conn) timeout() {
 		c.agreedClient()
 	case phaseCLC:
 		switch {
-		case c.isAgreed() && (c.late || !c.settling) && c.onThisHost():
+		case c.isAgreed() && (c.late || c.leaving == 0) && c.onThisHost():
 			// It is stopped or has no processor, and TCP would wait for it: localTimeouts are enough.
 		case c.isAgreed() && c.late:
 			c.ec.EOF(c.l.now)

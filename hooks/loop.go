@@ -274,14 +274,16 @@ func (l *loop) request(r *C.struct_req) {
 	switch r.op {
 	case C.REQ_CLIENT:
 		c := l.newConn(idx, gen)
-		c.settling = r.arg&C.REQ_LEAVE != 0
+		if r.arg&C.REQ_LEAVE != 0 {
+			c.leaving = C.R_EPOLL_EARLY
+		}
 		if c.isAgreed() {
 			c.agreedClient()
 		} else {
 			c.offered(int(uint32(r.arg)))
 		}
-		if c.settling {
-			c.settle(true)
+		if c.leaving != 0 {
+			c.settle(true, c.leaving)
 		}
 	case C.REQ_SERVER:
 		c := l.newConn(idx, gen)
@@ -308,7 +310,7 @@ func (l *loop) request(r *C.struct_req) {
 		l.due = append(l.due, due{idx, gen, l.now + dueAfter})
 	case C.REQ_SETTLE:
 		if c != nil {
-			c.settle(r.arg != 0)
+			c.settle(uint32(r.arg) != 0, uint32(r.arg>>32))
 		}
 	case C.REQ_STAGE_FULL:
 		if c != nil {

@@ -338,7 +338,7 @@ enum engine_state { ENG_COLD = 0, ENG_STARTING = 1, ENG_READY = 2, ENG_DEAD = 3 
 enum req_op {
 	REQ_CLIENT = 1, /* S_OFFERED: watch for the claim, then run CLC as client; arg = registry slot; with REQ_LEAVE: decline */
 	REQ_SERVER,	/* S_CLC after our claim succeeded: run CLC as server; arg = registry slot | reg_begin's answer << 32. BF_AGREED: no slot */
-	REQ_SETTLE,	/* finish, withdraw or decline now: the program closes, shuts down, forks, execs */
+	REQ_SETTLE,	/* finish, withdraw or (arg & 1) decline now: the program closes, shuts down, forks, execs; arg: that reason << 32 */
 	REQ_STAGE_FULL, /* a sender waits: withdraw if nobody claims within 20 ms */
 	REQ_CLOSED,	/* last fd of this process is closed: release when both sides are done */
 	REQ_TOUCHED,	/* a punched ring is written again: sweep later */

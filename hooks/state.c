@@ -553,11 +553,11 @@ static int leaving(struct sock *s, u32 reason, int decline)
 	if (state_of(s) == S_OFFERED && reg_withdraw((int)b->slot, b->cookie)) {
 		reg_done((int)b->slot, b->cookie); /* the engine may never hear of this connection: closed before its request was read */
 		sock_fallback(s, reason, 0);
-		engine_post(REQ_SETTLE, s, 0);
+		engine_post(REQ_SETTLE, s, (u64)reason << 32);
 	}
 	if (!negotiating(state_of(s)))
 		return 0;
-	engine_post(REQ_SETTLE, s, (u64)decline);
+	engine_post(REQ_SETTLE, s, (u64)reason << 32 | (u64)decline);
 	return 1;
 }
 

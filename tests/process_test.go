@@ -106,7 +106,7 @@ func TestAServerKeepsNothingOfClientsThatAreGone(t *testing.T) {
 
 // The parent has closed before the child execs: nobody is left who could end the connection's block in the parent's file.
 func TestAServerLikeInetdKeepsNothingOfItsConnections(t *testing.T) {
-	sameAsNative(t, plain("left-early", "not-claimed"), func(w *harness.World) string {
+	sameAsNative(t, plain("left-early", "standard-stream", "not-claimed"), func(w *harness.World) string {
 		port := harness.FreePort()
 		w.Server(port, harness.Command{Args: []string{harness.App("exec"), "inetd", strconv.Itoa(port)}})
 		for range 3 {

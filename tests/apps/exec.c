@@ -1,6 +1,6 @@
 /*
  * exec exec|spawn|pass|leak: a connection that is in use goes to another program. leak: which does not use it.
- * exec inetd PORT: each connection goes unused to a program of its own.
+ * exec inetd PORT: each connection goes unused to a program of its own, as its standard streams or as another number.
  */
 #include "app.h"
 #include <spawn.h>
@@ -108,16 +108,20 @@ static int image(int fd)
 
 static void inetd(int p)
 {
-	for (int l = listening(p, 0);;) {
+	for (int l = listening(p, 0), i = 0;; i++) {
 		int fd = accepted(l), closed[2];
 		must(pipe2(closed, O_CLOEXEC));
 		if (!must(fork())) {
 			close(closed[1]);
 			check(read(closed[0], buf, 1) == 0); /* now nobody else has it */
-			must(dup2(fd, 0));
-			must(dup2(fd, 1));
-			close(fd);
-			execlp("cat", "cat", NULL);
+			if (i % 2) {
+				must(dup2(fd, 0));
+				must(dup2(fd, 1));
+				close(fd);
+				execlp("cat", "cat", NULL);
+			}
+			must(dup2(fd, 9));
+			execlp("sh", "sh", "-c", "exec cat <&9 >&9", NULL);
 			_exit(9);
 		}
 		close(fd);

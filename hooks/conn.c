@@ -11,7 +11,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/stat.h>
 
 #include "../kernel/smcr.h"
 #include "../preload/real.h"
@@ -306,9 +305,8 @@ static int catch_up(struct sock *s, int fd)
 	u64 old = quiet();
 	int nested = lk_lock(&S->early_lk), r = 0, top = was & EARLY_DUP ? (int)atomic_load(&S->fd_top) : 0;
 	for (int other = 0; other < top && other < FD_MAX; other++) {
-		struct stat st;
 		if (other == fd || !(atomic_load_explicit(&S->fd_early[other], memory_order_relaxed) & EARLY_DUP) ||
-		    (kind_of(other) != FD_UNKNOWN && !is_undecided(kind_of(other))) || sys(SYS_fstat, other, &st) < 0 || !S_ISSOCK(st.st_mode) || st.st_ino != s->ino)
+		    (kind_of(other) != FD_UNKNOWN && !is_undecided(kind_of(other))) || fd_inode(other) != s->ino)
 			continue;
 		fd_dup(fd, other);
 		r |= take_over(s, other);

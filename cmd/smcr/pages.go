@@ -140,8 +140,11 @@ func readPage(f pageFile) (process, *syscall.Stat_t, error) {
 		return p, st, fmt.Errorf("%s: damaged process page: remove it", f.path)
 	}
 	p.here = p.page.PIDNS == ownPIDNS() || p.page.PIDNS == 0
-	// The number of one in another pid namespace means nothing here: its mapping holds a lock as long as it lives.
-	p.alive = !p.here && (p.page.Held == 0 || unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil) || p.here && f.alive()
+	if p.here {
+		p.alive = f.alive()
+	} else { // its number means nothing here, but its mapping holds a lock as long as it lives
+		p.alive = p.page.Held == 0 || unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
+	}
 	p.comm = printable(p.page.Command())
 	if p.alive && p.here {
 		p.comm = command(f.pid, p.page.Command())

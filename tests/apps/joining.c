@@ -267,35 +267,22 @@ static void writes(int sig)
 }
 
 /* The handler sleeps in send until the kernel has connected. */
-static void handler(void)
+static void handler_sends(int flags, const char *what)
 {
 	char c;
 	open_slowly();
-	handle(SIGUSR1, writes, SA_RESTART);
+	handle(SIGUSR1, writes, flags);
 	pthread_t t = begun();
 	pthread_kill(t, SIGUSR1);
 	usleep(50000);
 	answer();
 	const char *end = joined(t);
-	say("a handler sends: %s, %d", end, in_handler);
+	say("%s: %s, %d", what, end, in_handler);
 	check(receive_all(fd, &c, 1) == 1 && c == 'h');
 	talk(fd);
 }
-
-static void interrupted(void)
-{
-	char c;
-	open_slowly();
-	handle(SIGUSR1, writes, 0);
-	pthread_t t = begun();
-	pthread_kill(t, SIGUSR1);
-	usleep(50000);
-	answer();
-	const char *end = joined(t);
-	say("a handler sends, and connect ends: %s, %d", end, in_handler);
-	check(receive_all(fd, &c, 1) == 1 && c == 'h');
-	talk(fd);
-}
+static void handler(void) { handler_sends(SA_RESTART, "a handler sends"); }
+static void interrupted(void) { handler_sends(0, "a handler sends, and connect ends"); }
 
 static void forked(void)
 {
